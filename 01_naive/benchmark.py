@@ -1,6 +1,6 @@
 """What does a token cost when nothing is remembered?
 
-Method. One request at a time, on random prompts of token ids, end-of-sequence ignored. On the left, the time of one
+Method. One request at a time, on pieces of the lessons' pages, end-of-sequence ignored. On the left, the time of one
 more token in a sequence of S tokens (the median of fifteen). On the right, one long answer after a prompt of 32 tokens:
 the moment of its n-th token is the time that an answer of n tokens takes. `generate` of transformers with
 use_cache=False does the same work, and shows that the cost is the method's and not this engine's.
@@ -31,11 +31,11 @@ from common.model import ModelConfig
 
 
 def measure_naive(settings: Settings, sizes: dict) -> Figures:
-    return measure_writing(engine_writer(settings, "01_naive"), sizes, settings.config().vocab_size)
+    return measure_writing(engine_writer(settings, "01_naive"), sizes, settings.load())
 
 
 def measure_transformers(settings: Settings, sizes: dict) -> Figures:
-    return measure_writing(transformers_writer(settings, use_cache=False), sizes, settings.config().vocab_size)
+    return measure_writing(transformers_writer(settings, use_cache=False), sizes, settings.without_weights())
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
@@ -77,10 +77,12 @@ def report(document: dict) -> dict[str, Rows]:
         ours, theirs = (sides[side][name] for side in ("01_naive", "transformers"))
         return {"stage 01": ours, "predicted": predicted[f"predicted_{name}"], "transformers": theirs}
 
-    first, last = (sides["01_naive"]["ms_per_token"]["median"][at] for at in (0, -1))
-    shape = [f"{sizes['lengths'][0]:,} to {sizes['lengths'][-1]:,}", f"{plots.short(first)} to {plots.short(last)}"]
+    ends = [sizes["lengths"][at] for at in (0, -1)]
+    times = [columns("ms_per_token")[side]["median"] for side in ("stage 01", "predicted")]
+    growth = [f"{each[-1] / each[0]:.1f}" for each in times]
+    header = [*(f"one more token after {length}, ms" for length in ends), "times as long", "by the operations"]
     return {
-        "shape": [["tokens so far", "one more token, ms", "times as long"], [*shape, f"{last / first:.0f}"]],
+        "shape": [header, [*(plots.short(times[0][at]) for at in (0, -1)), *growth]],
         "token": by_size("tokens so far", sizes["lengths"], columns("ms_per_token"), unit="ms", only=(64, 512, 2048)),
         "answer": by_size("tokens written", sizes["answers"], columns("seconds"), unit="s", only=(128, 256, 512)),
     }

@@ -1,6 +1,6 @@
 """What does remembering K and V buy, and what does it cost in memory?
 
-Method. One request at a time, on random prompts of token ids, end-of-sequence ignored, greedy: stage 01, this stage,
+Method. One request at a time, on pieces of the lessons' pages, end-of-sequence ignored, greedy: stage 01, this stage,
 and transformers' `generate` with its own cache. The time of one more token in a sequence of S tokens; the moments
 of the n-th token of one long answer after a prompt of 32 tokens; the bytes that the engine says it holds for requests
 of several sizes.
@@ -28,23 +28,23 @@ from common.bench.offline import engine_writer, measure_writing, transformers_wr
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.tables import Rows, by_size
-from common.bench.workloads import random_prompt
+from common.bench.workloads import page_prompt
 from common.model import ModelConfig
 from common.sampling import SamplingParams
 from common.stages import load_engine
 
 
 def measure_naive(settings: Settings, sizes: dict) -> Figures:
-    return measure_writing(engine_writer(settings, "01_naive"), sizes, settings.config().vocab_size)
+    return measure_writing(engine_writer(settings, "01_naive"), sizes, settings.load())
 
 
 def measure_kv_cache(settings: Settings, sizes: dict) -> Figures:
-    writing = measure_writing(engine_writer(settings, "02_kv_cache"), sizes, settings.config().vocab_size)
+    writing = measure_writing(engine_writer(settings, "02_kv_cache"), sizes, settings.load())
     return writing | {"cache_bytes": measure_cache(settings, sizes["cache_tokens"])}
 
 
 def measure_transformers(settings: Settings, sizes: dict) -> Figures:
-    return measure_writing(transformers_writer(settings, use_cache=True), sizes, settings.config().vocab_size)
+    return measure_writing(transformers_writer(settings, use_cache=True), sizes, settings.without_weights())
 
 
 def measure_cache(settings: Settings, requests: list[int]) -> list[int]:
@@ -52,7 +52,7 @@ def measure_cache(settings: Settings, requests: list[int]) -> list[int]:
     engine = load_engine("02_kv_cache")(settings.load())
     held = []
     for tokens in requests:
-        prompt = random_prompt(tokens // 2, engine.config.vocab_size)
+        prompt = page_prompt(engine, tokens // 2)
         request = engine.add(prompt, SamplingParams(max_tokens=tokens - len(prompt), ignore_eos=True))
         engine.step()
         held.append(engine.stats()["kv_bytes_reserved"])
@@ -108,7 +108,16 @@ def draw(document: dict, png: Path) -> None:
 def report(document: dict) -> dict[str, Rows]:
     sizes, sides = document["sizes"], document["sides"]
     token, answer = ({LABELS[side]: sides[side][name] for side in LABELS} for name in ("ms_per_token", "seconds"))
+    length, tokens = sizes["lengths"][-1], sizes["compared_answer"]
+    at = sizes["answers"].index(tokens)
+    both, columns = ("stage 01", "stage 02"), ((token, -1), (answer, at))
+    ms, seconds = ([each[label]["median"][end] for label in both] for each, end in columns)
+    predicted = [document["figures"][f"predicted_{side}_answer_ms"]["median"] for side in ("naive", "cached")]
+    whats = (f"one more token after {length}, ms", f"an answer of {tokens} tokens, s")
+    header = [f"{label}, {what}" for what in whats for label in both]
+    shape = [*map(plots.short, ms + seconds), *(f"{one / other:.1f}" for one, other in (seconds, predicted))]
     return {
+        "shape": [[*header, "times sooner", "predicted"], shape],
         "token": by_size("tokens so far", sizes["lengths"], token, unit="ms", only=(64, 512, 2048)),
         "answer": by_size("tokens written", sizes["answers"], answer, unit="s", only=(128, 256, 512)),
     }

@@ -12,14 +12,11 @@ N - 1 others, N times as long (the prediction), first text included; throughput 
 Decoding one token reads every weight for two FLOPs each, so that share is small. Stage 04 is about that.
 """
 
-import shutil
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
@@ -30,7 +27,7 @@ from common.bench.ceilings import matmul_flops_per_second
 from common.bench.client import Target, generate_load
 from common.bench.cost_model import parameters
 from common.bench.description import described
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures, Headline, Unavailable
 from common.bench.load import running_server
 from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
@@ -42,36 +39,16 @@ from common.model import ModelConfig
 
 BEFORE, NOW = "02_kv_cache", "03_streaming"
 FIRST, LAST, RATE = "alone_first_text_seconds", "alone_whole_answer_seconds", "output_tokens_per_second"
-WORD = "300"  # a token of the bundled tokenizer whose text is "en"
-
-
-@contextmanager
-def speaking(settings: Settings) -> Iterator[tuple[Settings, dict]]:
-    """Give settings of a model that has text, and what its requests need for that.
-
-    A model that is made from a config alone gets the bundled tokenizer, and always says the same word: most of the
-    tokens that its random weights choose among have no text. Raise ValueError for another one without a tokenizer.
-    """
-    if load_tokenizer(settings.folder()) is not None:
-        yield settings, {}
-        return
-    if settings.load_format != "dummy":
-        raise ValueError("what is measured here is when text arrives, and this model has no tokenizer")
-    bundled = Settings().folder()
-    with TemporaryDirectory() as folder:
-        for path in (settings.folder() / "config.json", *bundled.glob("*token*.json"), *bundled.glob("*.jinja")):
-            shutil.copy(path, folder)
-        yield replace(settings, model=folder), {"logit_bias": {WORD: 100}}
 
 
 def measure(stage: str, settings: Settings, sizes: dict, *, stream: bool, options: tuple = ()) -> Figures:
     peak, target = matmul_flops_per_second(*settings.place()), Target(endpoint="generate", stream=stream)
-    with speaking(settings) as (spoken, sampling), running_server(stage, spoken, *options) as url:
-        tokenizer = load_tokenizer(spoken.folder())
+    if (tokenizer := load_tokenizer(settings.folder())) is None:
+        raise Unavailable("what is measured here is when text arrives, and this model has no tokenizer")
+    with running_server(stage, settings, *options) as url:
         stories = corpus_jobs(tokenizer, sizes["requests_per_answer"], topics=["stories"])
 
         def load(jobs: list[Job], clients: int) -> LoadResult:
-            jobs = [replace(job, sampling=sampling) for job in jobs]
             return generate_load(url, jobs, target, concurrency=clients).checked()
 
         load([replace(story, max_tokens=max(sizes["answers"])) for story in stories[:2]], 1)  # warm-up
@@ -141,7 +118,12 @@ def report(document: dict) -> dict[str, Rows]:
         "stage 02, latency in s": before["e2el_p50_seconds"],
         "stage 03, latency in s": now["e2el_p50_seconds"],
     }
+    first, last = before[FIRST]["median"][-1], now[FIRST]["median"][-1]
+    share = document["figures"]["utilisation_percent_03_streaming"]["median"][0]
+    header = [f"{stage}, first text of {sizes['answers'][-1]} tokens, ms" for stage in ("stage 02", "stage 03")]
+    shape = [*(plots.short(1e3 * seconds) for seconds in (first, last)), f"{first / last:.1f}", plots.short(share)]
     return {
+        "shape": [[*header, "times sooner", "% of peak FLOP/s"], shape],
         "one client": by_size("tokens written", sizes["answers"], alone, unit="ms", scale=1e3, only=(8, 64, 256)),
         "many clients": by_size("clients", sizes["clients"], many, only=(1, 8, 64)),
     }

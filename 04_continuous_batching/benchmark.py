@@ -32,7 +32,7 @@ from common.bench.settings import Settings, engine_of
 from common.bench.steps import decoding
 from common.bench.tables import Rows, by_size
 from common.bench.timing import free_memory
-from common.bench.workloads import corpus_jobs, mixed_length_jobs, mixed_lengths, random_prompt
+from common.bench.workloads import corpus_jobs, mixed_lengths, mixed_pages, page_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.model import ModelConfig
@@ -99,13 +99,13 @@ def prefill_ms_per_token(engine: BaseEngine, tokens: int) -> float:
     """Return the ms of one more token in a step, from two steps that differ only in their number of tokens."""
     seconds = {}
     for length in (tokens // 2, tokens) * 3:
-        engine.generate([random_prompt(length, engine.config.vocab_size)], SamplingParams(max_tokens=1))
+        engine.generate([page_prompt(engine, length)], SamplingParams(max_tokens=1))
         seconds[length] = min(engine.trace[-1].seconds, seconds.get(length, float("inf")))
     return 1e3 * (seconds[tokens] - seconds[tokens // 2]) / (tokens - tokens // 2)
 
 
 def mixed(engine: BaseEngine, sizes: dict) -> Figures:
-    jobs = mixed_length_jobs(sizes["mixed"], engine.config.vocab_size, **sizes.get("longest", {}))
+    jobs = mixed_pages(engine, sizes["mixed"], **sizes.get("longest", {}))
     engine_load(engine, jobs, concurrency=len(jobs))  # warm-up
     result = engine_load(engine, jobs, concurrency=len(jobs))
     return {DONE: sorted(record.end - record.start for record in result.records)}
@@ -118,7 +118,7 @@ def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], lis
     for length in sizes["arriving"]:
         with decoding(engine, sizes["decoding"], prompt_tokens=16, tokens=4) as others:
             before = len(others[0].token_ids)
-            arrived = engine.add(random_prompt(length, engine.config.vocab_size), SamplingParams(max_tokens=1))
+            arrived = engine.add(page_prompt(engine, length), SamplingParams(max_tokens=1))
             while not arrived.finished:
                 engine.step()
         # They share every step, so that their gaps are the same.
@@ -204,7 +204,11 @@ def report(document: dict) -> dict[str, Rows]:
         column: {"median": [now[f"{name}_ms_budget_{budget}"]["median"][-1] for budget in sizes["budgets"]]}
         for column, name in (("longest gap of the others", "longest_gap"), ("the prompt's first token", "ttft"))
     }
+    compared = [before[RATE], now[RATE], columns["predicted, tokens/s"]]
+    rates = [each["median"][sizes["clients"].index(sizes["compared_clients"])] for each in compared]
+    header = ["clients", "stage 03, tokens/s", "stage 04, tokens/s", "predicted, tokens/s", "times"]
     return {
+        "shape": [header, [sizes["compared_clients"], *map(plots.short, rates), f"{rates[1] / rates[0]:.1f}"]],
         "clients": by_size("clients", sizes["clients"], columns, only=(1, 8, 32, 64)),
         "budgets": by_size("token budget", sizes["budgets"], by_budget, unit="ms"),
     }

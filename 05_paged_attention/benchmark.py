@@ -32,7 +32,7 @@ from common.bench.offline import transformers_static_batches
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.steps import PARTS, step_profile
-from common.bench.workloads import Job, mixed_length_jobs, mixed_lengths
+from common.bench.workloads import Job, mixed_lengths, mixed_pages
 from common.engine import BaseEngine
 from common.errors import counted
 from common.loader import Loaded
@@ -65,17 +65,17 @@ def measure_pages(settings: Settings, sizes: dict) -> Figures:
 
 
 def measure_transformers(settings: Settings, sizes: dict) -> Figures:
-    jobs = jobs_of(sizes, settings.config())
+    jobs = jobs_of(sizes, settings.without_weights())
     return {"tokens_per_second": transformers_static_batches(settings, jobs, sizes["group"])}
 
 
-def jobs_of(sizes: dict, config: ModelConfig) -> list[Job]:
-    return mixed_length_jobs(sizes["requests"], config.vocab_size, **sizes.get("longest", {}))
+def jobs_of(sizes: dict, model: BaseEngine | Loaded) -> list[Job]:
+    return mixed_pages(model, sizes["requests"], **sizes.get("longest", {}))
 
 
 def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     """Send all requests at once; return what is reserved and what is used, summed over the steps."""
-    jobs = jobs_of(sizes, engine.config)
+    jobs = jobs_of(sizes, engine)
     engine_load(engine, jobs, concurrency=len(jobs))  # warm-up: the first use of memory costs time
     requests = [add(engine, job) for job in jobs]
     reserved, used, running = [], [], []

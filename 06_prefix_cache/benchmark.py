@@ -1,11 +1,11 @@
 """What is it worth not to compute the same beginning twice, and what does looking for it cost?
 
-Method. All in one process per side, without HTTP; stages 05 and 06 with the same settings. Prompts of 1,000 random
-tokens of which the first 0, 50 or 90 percent are the same in all: the time to first token of one request after another,
-and the throughput of many clients. With nothing shared also both stages in one process, prompt by prompt in turn, to
-tell a difference of a percent. A conversation, in which every turn sends all turns before it. And documents of equal
-length, one of which is asked about at a time, when all of them together are half as large as the pool, as large, and
-twice as large: picked at random, and in turn.
+Method. All in one process per side, without HTTP; stages 05 and 06 with the same settings. Prompts of 1,000 tokens
+of the lessons' pages, of which the first 0, 50 or 90 percent are the same in all: the time to first token of one
+request after another, and the throughput of many clients. With nothing shared also both stages in one process, prompt
+by prompt in turn, to tell a difference of a percent. A conversation, in which every turn sends all turns before it. And
+documents of equal length, one of which is asked about at a time, when all of them together are half as large as the
+pool, as large, and twice as large: picked at random, and in turn.
 
 Expectation. A prefill is as long as what has to be computed. With 90 percent of a prompt in the cache a tenth remains,
 and the fixed cost of a step; looking up a few dozen pages costs nothing that can be seen. A turn of a conversation
@@ -30,7 +30,7 @@ from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
-from common.bench.workloads import Job, random_prompt
+from common.bench.workloads import Job, page_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.model import ModelConfig
@@ -57,7 +57,7 @@ def new_engine(stage: str, loaded: Loaded, sizes: dict, tokens: int) -> BaseEngi
     engine = engine_of(stage, loaded, token_budget=sizes["token_budget"], kv_memory=memory)
     for pages in (engine.cache.k, engine.cache.v):
         pages.zero_()
-    warm_up = random_prompt(min(sizes["prompt"], tokens // 2), loaded.config.vocab_size, "warm-up")
+    warm_up = page_prompt(loaded, min(sizes["prompt"], tokens // 2), "warm-up")
     engine_load(engine, [Job(warm_up, 8)], concurrency=1)
     return engine
 
@@ -65,10 +65,10 @@ def new_engine(stage: str, loaded: Loaded, sizes: dict, tokens: int) -> BaseEngi
 def shared_prompts(stage: str, loaded: Loaded, sizes: dict) -> Figures:
     ttft, throughput = [], []
     for percent in sizes["shared_percent"]:
-        jobs = shared_jobs(sizes, percent, 1 + sizes["one_by_one"], loaded.config.vocab_size, 1)
+        jobs = shared_jobs(loaded, sizes, percent, 1 + sizes["one_by_one"], 1)
         result = engine_load(new_engine(stage, loaded, sizes, places(jobs)), jobs, concurrency=1)
         ttft.append(1e3 * statistics.median(record.ttft for record in result.records[1:]))  # the first finds nothing
-        jobs = shared_jobs(sizes, percent, sizes["together"], loaded.config.vocab_size, sizes["output"])
+        jobs = shared_jobs(loaded, sizes, percent, sizes["together"], sizes["output"])
         engine = new_engine(stage, loaded, sizes, places(jobs))
         throughput.append(engine_load(engine, jobs, concurrency=sizes["clients"]).throughput)
     return {"ttft_ms": ttft, "tokens_per_second": throughput}
@@ -85,18 +85,18 @@ def alternating_ttft(loaded: Loaded, sizes: dict) -> Figures:
     engines = [new_engine(stage, loaded, sizes, tokens) for stage in (BEFORE, NOW)]
     times: list[list[float]] = [[], []]
     for i in range(sizes["in_turn"]):
-        prompt = random_prompt(sizes["prompt"], loaded.config.vocab_size, f"alternating {i}")
+        prompt = page_prompt(loaded, sizes["prompt"], f"alternating {i}")
         for engine, seconds in list(zip(engines, times, strict=True))[:: 1 if i % 2 else -1]:
             [request] = engine.generate([prompt], SamplingParams(max_tokens=1))
             seconds.append(request.timings.time_to_first_token)
     return {"alternating_ttft_ms": [1e3 * statistics.median(seconds) for seconds in times]}
 
 
-def shared_jobs(sizes: dict, percent: int, count: int, vocab_size: int, output: int) -> list[Job]:
+def shared_jobs(loaded: Loaded, sizes: dict, percent: int, count: int, output: int) -> list[Job]:
     shared = sizes["prompt"] * percent // 100
-    beginning = random_prompt(shared, vocab_size, "beginning")
+    beginning = page_prompt(loaded, shared, "beginning")
     return [
-        Job(beginning + random_prompt(sizes["prompt"] - shared, vocab_size, f"{percent}/{output}/{i}"), output)
+        Job(beginning + page_prompt(loaded, sizes["prompt"] - shared, f"{percent}/{output}/{i}"), output)
         for i in range(count)
     ]
 
@@ -106,7 +106,7 @@ def conversation(stage: str, loaded: Loaded, sizes: dict) -> Figures:
     tokens = 1000 + 2 * sizes["turns"] * sizes["turn_tokens"]
     engine, said, ttft = new_engine(stage, loaded, sizes, tokens), [], []
     for turn in range(sizes["turns"]):
-        said = said + random_prompt(sizes["turn_tokens"], loaded.config.vocab_size, f"turn {turn}")
+        said = said + page_prompt(loaded, sizes["turn_tokens"], f"turn {turn}")
         [request] = engine.generate([said], SamplingParams(max_tokens=sizes["turn_tokens"], ignore_eos=True))
         ttft.append(1e3 * request.timings.time_to_first_token)
         said = request.all_token_ids
@@ -125,10 +125,10 @@ def pressure(loaded: Loaded, sizes: dict) -> Figures:
 
 def hit_percent(loaded: Loaded, sizes: dict, asked: Sequence[int], warm_up: int) -> float:
     """Return the percentage of the asked documents' tokens that is found, without the first `warm_up` documents."""
-    vocab_size, length = loaded.config.vocab_size, sizes["document"]
+    length = sizes["document"]
     engine = new_engine(NOW, loaded, sizes, length * sizes["documents_that_fit"])
     jobs = [
-        Job(random_prompt(length, vocab_size, f"document {n}") + random_prompt(16, vocab_size, f"question {i}"), 4)
+        Job(page_prompt(loaded, length, f"document {n}") + page_prompt(loaded, 16, f"question {i}"), 4)
         for i, n in enumerate(asked)
     ]
     engine_load(engine, jobs[:warm_up], concurrency=1)
@@ -167,7 +167,16 @@ def report(document: dict) -> dict[str, list[list]]:
         for stage, side in (("stage 05", before), ("stage 06", now))
     ]
     header = [f"shared part of a prompt of {sizes['prompt']:,} tokens"]
-    return {"shared": [header + [f"{percent} %" for percent in sizes["shared_percent"]], *rows]}
+    first = [side["ttft_ms"]["median"][-1] for side in (before, now)]
+    found = f"first token of a prompt of {sizes['prompt']:,}, {sizes['shared_percent'][-1]} % found"
+    times = [first[0] / first[1], document["figures"]["predicted_ttft_ratio"]["median"][-1]]
+    return {
+        "shape": [
+            [f"{found}, stage 05, ms", "stage 06, ms", "times sooner", "predicted"],
+            [*map(plots.short, first), *(f"{each:.1f}" for each in times)],
+        ],
+        "shared": [header + [f"{percent} %" for percent in sizes["shared_percent"]], *rows],
+    }
 
 
 def draw(document: dict, png: Path) -> None:

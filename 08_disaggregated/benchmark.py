@@ -27,7 +27,6 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -44,7 +43,7 @@ from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.steps import decode_seconds
-from common.bench.workloads import random_prompt
+from common.bench.workloads import page_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.model import ModelConfig
@@ -77,7 +76,7 @@ def measure_engine(settings: Settings, sizes: dict) -> Figures:
 
 def measure_workers(settings: Settings, sizes: dict, **workers: int) -> Figures:
     """Measure stage 08's router in front of these workers, in processes of their own."""
-    loaded = replace(settings, load_format="none").load()  # of the model only the workers need weights
+    loaded = settings.without_weights()  # of the model only the workers need weights
     engine = load_engine(NOW)(
         loaded, workers="ray", load_format=settings.load_format, **workers, **options(loaded, sizes)
     )
@@ -113,7 +112,7 @@ def options(loaded: Loaded, sizes: dict) -> dict:
 def fill(engine: BaseEngine, sizes: dict, times: int = 1) -> None:
     """Run long prompts, one after another, for more than the pool; `times` as many if workers share them."""
     for i in range(times * (2 + sizes["pool"] // sizes["long"])):
-        prompt = random_prompt(sizes["long"], engine.config.vocab_size, f"old {i}")
+        prompt = page_prompt(engine, sizes["long"], f"old {i}")
         engine.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))
 
 
@@ -125,7 +124,7 @@ def full_piece_ms(engine: BaseEngine, sizes: dict, cores: str) -> float:
     times = []
     for i in range(3):
         engine.trace.clear()
-        prompt = random_prompt(sizes["long"], engine.config.vocab_size, f"alone {cores} {i}")
+        prompt = page_prompt(engine, sizes["long"], f"alone {cores} {i}")
         engine.generate([prompt], SamplingParams(max_tokens=1))
         most = max(step.tokens for step in engine.trace)
         times += [1e3 * step.seconds for step in engine.trace if step.tokens == most]
@@ -154,11 +153,11 @@ def sweep(engine: BaseEngine, sizes: dict) -> Figures:
 
 def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult, LoadResult]:
     """Return the short and the long requests of `sizes["seconds"]` seconds."""
-    vocab_size, short, long = engine.config.vocab_size, [], []
+    short, long = [], []
 
     def ask() -> None:
         number = len(short)
-        prompt = random_prompt(sizes["short"], vocab_size, f"short {rate} {number}")
+        prompt = page_prompt(engine, sizes["short"], f"short {rate} {number}")
         # Of different lengths, or else all clients would ask at the same moment, again and again.
         length = Random(number).randint(*sizes["output"])
         short.append(engine.add(prompt, SamplingParams(max_tokens=length, ignore_eos=True)))
@@ -170,7 +169,7 @@ def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult
     while engine.has_unfinished:
         now = time.perf_counter()
         if now < end and rate and now >= start + (len(long) + 0.5) / rate:
-            prompt = random_prompt(sizes["long"], vocab_size, f"long {rate} {len(long)}")
+            prompt = page_prompt(engine, sizes["long"], f"long {rate} {len(long)}")
             long.append(engine.add(prompt, SamplingParams(max_tokens=sizes["long_output"], ignore_eos=True)))
         for request in engine.step():
             if request.finished and len(request.prompt_token_ids) == sizes["short"] and time.perf_counter() < end:

@@ -5,7 +5,7 @@
 [[claims]]      `says`: what the lesson or a title says in words. In every repeat each of `figures` lies between `least`
                 and `most`, of a curve each value. A figure is a path into the document, such as
                 "sides.02_kv_cache.seconds.3", or a ratio of two, "A / B". `large`: it is said of the committed result
-                of a model of a real shape, not of the bundled one's.
+                of a real model, or of a model of a real shape, not of the bundled one's.
 """
 
 from collections.abc import Callable, Mapping

@@ -83,14 +83,14 @@ class Benchmark:
         among them as "wrong" are kept with the other figures, and the benchmark has failed.
     sizes: lengths and counts to measure, as JSON values: "full", and as changes to it "quick" (seconds a side,
         for the headline), "predict" (under a minute for all sides, for `course.py predict`), "gpu" (with the "model" to
-        make from a config) and "tiny" (for tests). "large" is for a model with a hundred times the weights, such as
-        Qwen3-0.6B, on a CPU: as informative a load in minutes; "large-quick" changes "large".
+        make from a config) and "tiny" (for tests). "large" is for a model with 20 times the weights and more, such as
+        SmolLM2, on a CPU: as informative a load in minutes; "large-quick" changes "large".
     seconds: what all runs of a size set take together: two CPU cores, for "gpu" an H200.
     derive: (config, dtype, sizes, figures of each side) -> what combines the sides of one repeat: ratios, predictions.
     draw: draws the document that was written, as the PNG of that name.
     report: the document -> {name: rows of a Markdown table, the header first}, for the lesson (tables.py).
     claims: {what a text or a title says in words: whether a document bears it out}; the suite holds them.
-    large_claims: the same, of the committed result of a model of a real shape.
+    large_claims: the same, of the committed result of a real model, or of a model of a real shape.
     """
 
     file: str

@@ -13,11 +13,13 @@ from types import SimpleNamespace
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+from common.loader import Loaded
+from common.reference import read_gguf
 from common.sampling import SamplingParams
 from common.stages import load_engine
 
 from .settings import Settings
-from .workloads import Job, random_prompt
+from .workloads import Job, page_prompt
 
 Write = Callable[[list[int], int], list[float]]
 
@@ -64,6 +66,8 @@ def transformers_model(settings: Settings):
     if settings.load_format == "dummy":
         with device:
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(settings.folder()), dtype=dtype)
+    elif settings.folder().is_file():
+        model = read_gguf(settings.folder()).to(device, dtype)
     else:
         model = AutoModelForCausalLM.from_pretrained(settings.folder(), dtype=dtype).to(device)
     model.eval()
@@ -71,17 +75,17 @@ def transformers_model(settings: Settings):
     return model, device
 
 
-def measure_writing(write: Write, sizes: dict, vocab_size: int) -> dict[str, float | list[float]]:
+def measure_writing(write: Write, sizes: dict, loaded: Loaded) -> dict[str, float | list[float]]:
     """Time one more token at each of `lengths`, and answers of each of `answers` tokens after a `prompt`.
 
     The lengths take turns, `steps` tokens each in every round: a disturbance of several rounds slows all of them, and a
     shorter one few steps of each. The median is over all steps. Then one long answer is written: the moment of its n-th
     token is the time that an answer of n tokens takes.
     """
-    prompt, lengths = random_prompt(sizes["prompt"], vocab_size), sizes["lengths"]
+    prompt, lengths = page_prompt(loaded, sizes["prompt"]), sizes["lengths"]
     write(prompt, 8)  # warm-up
     rounds = [
-        [step_seconds(write, length, sizes["steps"], vocab_size) for length in lengths] for _ in range(sizes["rounds"])
+        [step_seconds(write, length, sizes["steps"], loaded) for length in lengths] for _ in range(sizes["rounds"])
     ]
     ms_per_token = [1e3 * statistics.median(itertools.chain(*steps)) for steps in zip(*rounds, strict=True)]
     moments = write(prompt, max(sizes["answers"]))
@@ -92,12 +96,12 @@ def measure_writing(write: Write, sizes: dict, vocab_size: int) -> dict[str, flo
     }
 
 
-def step_seconds(write: Write, length: int, steps: int, vocab_size: int) -> list[float]:
+def step_seconds(write: Write, length: int, steps: int, loaded: Loaded) -> list[float]:
     """Return the time of each of the last `steps` tokens of a sequence that ends at `length` tokens.
 
     The token before them is left out: it pays for the prompt, and for what a library does once for each shape.
     """
-    moments = write(random_prompt(length - steps - 1, vocab_size), steps + 1)
+    moments = write(page_prompt(loaded, length - steps - 1), steps + 1)
     return [after - before for before, after in itertools.pairwise(moments)]
 
 

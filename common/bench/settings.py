@@ -49,6 +49,10 @@ class Settings:
             return loaded
         return replace(loaded, config=replace(loaded.config, context_length=context_length))
 
+    def without_weights(self) -> Loaded:
+        """Return tokenizer and config, for a process whose model is another's, or another process's."""
+        return load_model(self.model, device=self.device, dtype=self.dtype, load_format="none")
+
     def folder(self) -> Path:
         return find_checkpoint(self.model, with_weights=self.load_format == "auto")
 

@@ -9,7 +9,7 @@ from common.request import Request
 from common.sampling import SamplingParams
 from common.step_clock import StepClock
 
-from .workloads import random_prompt
+from .workloads import page_prompt
 
 ENDLESS = SamplingParams(max_tokens=None, ignore_eos=True)
 PARTS = ("attention", "model", "sampling", "bookkeeping")
@@ -23,7 +23,7 @@ def decoding(
 
     The prompts are always the same, so that a prefix cache may find them again.
     """
-    prompts = [random_prompt(prompt_tokens, engine.config.vocab_size, f"decode {i}") for i in range(requests)]
+    prompts = [page_prompt(engine, prompt_tokens, f"decode {i}") for i in range(requests)]
     added = [engine.add(prompt, params) for prompt in prompts]
     try:
         while not all(len(request.token_ids) > tokens for request in added):

@@ -218,7 +218,7 @@ class Suite:
         }
         if wrong := wrong_in(document["sides"]):
             self.problems[benchmark.name] = "; ".join(wrong)[:MOST_SAID]
-        if path := self.document_of(benchmark):
+        if there and (path := self.document_of(benchmark)):
             config, dtype = ModelConfig(**answers[0]["model"]), self.place[1]
             document["figures"] = aggregate([benchmark.derive(config, dtype, sizes, each) for each in figures])
             write_json(path, document)

@@ -6,8 +6,8 @@ A text names a table between the markers of Ned Batchelder's cog, and has it up 
     <!-- [[[end]]] -->
 
 `report` of that module makes it, from the committed results of the machine that the lessons measure on; with
-large=True from those of a model of a real shape. `shapes("05_paged_attention.benchmark")` sets both side by side: a row
-for each model. What has not been measured is left out.
+large=True from those of a real model, or of one's shape. `shapes("05_paged_attention.benchmark")` has a row for the
+bundled model and one for SmolLM2, which did the same work on one machine. What has not been measured is left out.
 """
 
 import sys
@@ -16,16 +16,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from common.model import ModelConfig
 from common.stages import ROOT
 from common.terminal import markdown
 
-from .cost_model import parameters
 from .documents import read_json
 from .plots import short
 
-MACHINE = "cpu-amd-epyc-2-cores"  # which all committed figures come from
-LARGE = f"{MACHINE}.qwen3-0.6b-dummy-bfloat16"  # the same machine, with a real model's shape
+MACHINE = "cpu-amd-epyc-2-cores"  # which most committed figures come from
+SHAPES = "cpu-intel-xeon-2-cores"  # where both models did the same work
+SAME_WORK = {"the bundled model": f"{SHAPES}-large", "SmolLM2-135M": f"{SHAPES}.smollm2-bfloat16"}
+LARGE = (SAME_WORK["SmolLM2-135M"], f"{MACHINE}.qwen3-0.6b-dummy-bfloat16")  # of a real model; of one's shape
 Rows = Sequence[Sequence[Any]]  # the header first
 
 
@@ -54,34 +54,26 @@ def committed(module: str, name: str = MACHINE) -> dict[str, Any]:
     return read_json(folder / "results" / f"{name}.json") or {}
 
 
+def large_result(module: str) -> str:
+    """Return the name of a module's result for a real model, or for a model of a real shape."""
+    return next((name for name in LARGE if committed(module, name)), LARGE[0])
+
+
 def table(module: str, name: str, large: bool = False, dtype: str = "", machine: str = MACHINE) -> None:
     """Print a table of a module's `report` into the text that cog is at. dtype: of a run with --dtype."""
-    if document := committed(module, ".".join(filter(None, (LARGE if large else machine, dtype)))):
+    if document := committed(module, ".".join(filter(None, (large_result(module) if large else machine, dtype)))):
         report: Mapping[str, Rows] = import_module(module).BENCHMARK.report(document)
         sys.stdout.write(markdown(report[name]) + "\n")
 
 
 def shapes(module: str) -> None:
-    """Print what the bundled model and one of a real shape show: the table "shape" of each, or else its headline."""
-    report = import_module(module).BENCHMARK.report
-    rows: list[Sequence] = []
-    bundled = parameters(ModelConfig(**committed(module)["model"]))
-    for document in filter(None, (committed(module), committed(module, LARGE))):
-        times = parameters(ModelConfig(**document["model"])) / bundled
-        model = "the bundled model" if times == 1 else f"a model {round(times, -1):.0f} times as large"
-        if "ratio" not in document["headline"]:  # a side could not be had
-            continue
-        header, row = report(document).get("shape") or in_short(document["headline"])
-        rows += [[model, *row]] if rows else [["", *header], [model, *row]]
-    sys.stdout.write(markdown(rows) + "\n")
-
-
-def in_short(headline: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Return a headline as a table of one row."""
-    values = [short(each["median"]) for each in headline["sides"].values()]
-    sides = [f"stage {side[:2]}" if side[:2].isdecimal() else side for side in headline["sides"]]
-    header = ["load", *(f"{side}, {headline['unit']}" for side in sides), "times"]
-    return header, [headline["title"], *values, f"{headline['ratio']['median']:.1f}"]
+    """Print what the bundled model and SmolLM2 show with the same work: the table "shape" of each."""
+    report, rows = import_module(module).BENCHMARK.report, []
+    for model, name in SAME_WORK.items():
+        if document := committed(module, name):
+            header, row = report(document)["shape"]
+            rows = [*(rows or [["", *header]]), [model, *row]]
+    sys.stdout.write(markdown(rows or [[""]]) + "\n")
 
 
 def texts() -> list[Path]:

@@ -3,12 +3,14 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from common.checkpoints.corpus import facts, passages, stories, terms
 from common.checkpoints.corpus.words import WORDS
+from common.stages import stage_folders
 
 # Questions and answers by length: facts of about 10 tokens, terms of 30, passages of 5 to 100, stories of 100 to 1000.
 TOPICS = {
@@ -94,6 +96,32 @@ def mixed_lengths(prompt_tokens: int = 256, output_tokens: int = 128) -> str:
     """Say how long the requests of `mixed_length_jobs` are."""
     prompts, outputs = (f"{min(SHORTEST, most)} to {most}" for most in (prompt_tokens, output_tokens))
     return f"prompts of {prompts} and outputs of {outputs} tokens"
+
+
+def mixed_pages(model, count: int, **longest: int) -> list[Job]:
+    """Return requests of the lengths of `mixed_length_jobs`, whose prompts are pieces of the lessons' pages."""
+    jobs = mixed_length_jobs(count, **longest)
+    return [replace(job, prompt=page_prompt(model, len(job.prompt), f"mixed {i}")) for i, job in enumerate(jobs)]
+
+
+def page_prompt(model, tokens: int, seed: int | str = 0) -> list[int]:
+    """Return the ids of `tokens` tokens of real text: the seed as a heading, then a piece of the lessons' pages.
+
+    model: an engine, or what `load_model` returns; without a tokenizer it gets random ids. By their headings no two
+    prompts share a page of 16 tokens.
+    """
+    if model.tokenizer is None:
+        return random_prompt(tokens, model.config.vocab_size, seed)
+    heading, text = model.tokenizer(f"{seed}: ")["input_ids"], page_tokens(model.tokenizer)
+    start = Random(f"page/{seed}").randrange(len(text))
+    return (heading + list(islice(cycle(text), start, start + tokens)))[:tokens]
+
+
+@cache
+def page_tokens(tokenizer) -> list[int]:
+    """Return the token ids of all lessons' pages, one after another."""
+    pages = "\n".join((folder / "README.md").read_text(encoding="utf-8") for folder in stage_folders())
+    return tokenizer(pages, verbose=False)["input_ids"]  # it would warn that this is longer than the context
 
 
 def random_prompt(tokens: int, vocab_size: int, seed: int | str = 0) -> list[int]:

@@ -42,6 +42,10 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--hint", action="store_true", help="a second hint")
     parser.add_argument("--watch", action="store_true", help="check again whenever a file is saved")
     parser.add_argument("--exercise", type=int, metavar="N", help="check an exercise of the lesson, not the milestones")
+    more = (
+        "of the page map and the throughput at the end, as for `demo` (default: the bundled one, as in the milestones)"
+    )
+    parser.add_argument("--model", metavar="NAME", help=more)
     options = parser.parse_args(arguments)
     reference = reference_of(root, options.stage)
     number, of_exercise = reference.name[:2], options.exercise is not None
@@ -55,7 +59,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
         print(f"{folder.name}: {'an exercise' if of_exercise else f'{len(milestones)} milestones'}")
         start = time.monotonic()
         status = check_milestones(folder, milestones, tasks, options.hint)
-        status = status or check_whole(folder, reference, picture=not of_exercise)
+        status = status or check_whole(folder, reference, not of_exercise, options.model)
         print(f"({time.monotonic() - start:.0f} s)")
         return status
 
@@ -174,10 +178,10 @@ def show_failure(milestone: Milestone, outcome: Outcome, second_hint: bool, numb
 # ---- After the last milestone ----
 
 
-def check_whole(folder: Path, reference: Path, picture: bool = True) -> int:
+def check_whole(folder: Path, reference: Path, picture: bool = True, model: str | None = None) -> int:
     """Run the contract suite on the folder; if it passes, time it beside the reference. Return 1 if it fails.
 
-    picture: show the page map of its demo, too, where it has one.
+    picture: show the page map of its demo, too, where it has one. model: of both, as for `load_model`.
     """
     print("\nAll of it works. Now the contract of every stage:", flush=True)
     command = [sys.executable, "-u", "-m", "pytest", "-vx", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
@@ -195,7 +199,7 @@ def check_whole(folder: Path, reference: Path, picture: bool = True) -> int:
             folder, failed[1] if failed else "", errors[:8] or [*lines, *result.stderr.splitlines()][-8:]
         )
     print(f"  {re.sub(r'=+ ?', '', lines[-1]).strip()}")
-    mine, theirs = tokens_per_second(folder, picture), tokens_per_second(reference)
+    mine, theirs = tokens_per_second(folder, model, picture), tokens_per_second(reference, model)
     print(f"Throughput: {mine:,.0f} output tokens per second; the reference {theirs:,.0f}.")
     if mine < theirs / 2:
         print("That is less than half: look for work that is done twice, or for tokens that are run again.")
@@ -212,23 +216,25 @@ def show_broken(folder: Path, test: str, happened: list[str]) -> int:
     return 1
 
 
-def tokens_per_second(folder: Path, picture: bool = False) -> float:
+def tokens_per_second(folder: Path, model: str | None, picture: bool = False) -> float:
     """Return the throughput of a stage in a process of its own; the best of three runs: noise only slows.
 
-    picture: as for `check_whole`.
+    model, picture: as for `check_whole`.
     """
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:
-            return process.submit(measure_throughput, folder, picture).result()
+            return process.submit(measure_throughput, folder, model, picture).result()
         except Exception as error:  # the learner's, or BrokenProcessPool
             traceback.print_exception(type(error), error, error.__traceback__)
             sys.exit(f"{folder.name} passes the contract, and fails while it is timed, for the reason above.")
 
 
-def measure_throughput(folder: Path, picture: bool) -> float:
+def measure_throughput(folder: Path, model: str | None, picture: bool) -> float:
+    from common.demo import script_for
+
     from .milestones.stage_under_test import StageUnderTest, endless
 
-    stage = StageUnderTest(folder)
+    stage = StageUnderTest(folder, model)
     engine, prompts = stage.make_engine(), stage.prompts(16, 32)
     best = 0.0
     for _ in range(4):  # the first one warms up
@@ -236,7 +242,7 @@ def measure_throughput(folder: Path, picture: bool) -> float:
         requests = engine.generate(prompts, endless(16))
         best = max(best, sum(len(one.token_ids) for one in requests) / (time.perf_counter() - start))
     if picture and (show_pages := getattr(stage.demo, "show_pages", None)):
-        show_pages(stage.loaded)
+        show_pages(stage.loaded, script_for(stage.loaded.name))
         print(flush=True)
     return best
 

@@ -1,8 +1,8 @@
 """`python3 course.py predict 05`: guess what a stage's benchmark measures, then see it beside arithmetic.
 
 The stage's own benchmark runs once with sizes that take under a minute, on the bundled model in float32 on the CPU, so
-that the results of a class can be laid beside each other. Its plot has the guesses as marks. Without a terminal nothing
-is asked.
+that the results of a class can be laid beside each other; or with --model smollm2, with the sizes for a real model. Its
+plot has the guesses as marks. Without a terminal nothing is asked.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from typing import Any
 
 from common.bench.documents import read_json, write_json
 from common.bench.hardware import slug
-from common.bench.harness import Benchmark
+from common.bench.harness import REPEATS, Benchmark
 from common.bench.run import RESULTS
 from common.bench.settings import Settings
 from common.bench.suite import Suite
@@ -39,13 +39,13 @@ def main(arguments: Sequence[str]) -> int:
     benchmark: Benchmark = import_module(f"{stage.name}.benchmark").BENCHMARK
     args = parse_options(benchmark, arguments[1:])
     expect_writable(args.out / stage.name)
-    questions = read_questions(stage, benchmark.sizes_of(args.sizes))
+    questions = read_questions(stage, benchmark.sizes_of(args.sizes), args.model)
     guesses = given_guesses(questions, args)
     if sys.stdin.isatty():
-        asked = f"{counted(len(questions), 'question')}, then {duration(benchmark)} of measuring"
+        asked = f"{counted(len(questions), 'question')}, then {duration(benchmark, args.sizes)} of measuring"
         print(f"{stage.name}: {asked}. Enter alone: no guess.")
         guesses = ask_all(questions, guesses)
-    document = measure(benchmark, args.sizes)
+    document = measure(benchmark, args.sizes, args.model)
     if document is None:
         return 1
     document["benchmark"] = f"predict {stage.name}"
@@ -71,11 +71,12 @@ def folder_of(stage: str) -> Path:
     return folder
 
 
-def measure(benchmark: Benchmark, size_set: str) -> dict[str, Any] | None:
+def measure(benchmark: Benchmark, size_set: str, model: str | None) -> dict[str, Any] | None:
     """Measure every side in a process of its own; return the document, or None after a note of what failed."""
     with tempfile.TemporaryDirectory() as folder:
-        seconds = PATIENCE * benchmark.seconds["predict"]
-        suite = Suite([replace(benchmark, draw=None)], SETTINGS, size_set, Path(folder), seconds=seconds)
+        seconds = PATIENCE * planned(benchmark, size_set)
+        settings = replace(SETTINGS, model=model)
+        suite = Suite([replace(benchmark, draw=None)], settings, size_set, Path(folder), 1, seconds=seconds)
         return None if suite.run() else read_json(suite.document_of(benchmark))
 
 
@@ -84,28 +85,41 @@ def measure(benchmark: Benchmark, size_set: str) -> dict[str, Any] | None:
 
 def parse_options(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line: an option for each question, with its text as help."""
-    stage = Path(benchmark.file).parent
-    questions, command = read_questions(stage, benchmark.sizes_of("predict")), f"course.py predict {stage.name[:2]}"
+    stage, first = Path(benchmark.file).parent, argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    help = "smollm2: with a real model (default: the bundled one)"
+    first.add_argument("--model", choices=["smollm2"], help=help)
+    model = first.parse_known_args(arguments)[0].model  # the questions are options as well
+    size_set = "large" if model else "predict"
+    questions = read_questions(stage, benchmark.sizes_of(size_set), model)
+    if not questions:
+        sys.exit(f"`predict {stage.name[:2]}` asks only about the bundled model: leave out --model.")
+    command = f"course.py predict {stage.name[:2]}"
     example = [f"--{one['name']} {','.join('1.5' for _ in one['at'])}" for one in questions]
     parser = argparse.ArgumentParser(
         command,
+        parents=[first],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         description="Guess what the benchmark of a stage measures, then see your guess beside arithmetic and the\n"
-        f"measurement, in a table and in the benchmark's plot. It takes {duration(benchmark)}.",
+        f"measurement, in a table and in the benchmark's plot. It takes {duration(benchmark, size_set)}.",
         epilog="At a terminal, what no option answers is asked, and Enter alone is no guess. Without a terminal, for\n"
         f"a class: python3 {command} {' '.join(example)}",
     )
     for one in questions:
         help = f"{one['ask']} Unit: {one['unit']}{places(one)}."
         parser.add_argument(f"--{one['name']}", metavar=",".join("N" for _ in one["at"]), help=help)
-    parser.add_argument("--sizes", choices=["predict", "tiny"], default="predict", help="tiny: for tests")
+    parser.add_argument("--sizes", choices=[size_set, "tiny"], default=size_set, help="tiny: for tests")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for PNG and JSON (default: results)")
     return parser.parse_args(arguments)
 
 
-def duration(benchmark: Benchmark) -> str:
-    return f"about {benchmark.seconds['predict']:.0f} s"
+def planned(benchmark: Benchmark, size_set: str) -> float:
+    """Return the seconds that one repeat takes."""
+    return benchmark.seconds.get(size_set, benchmark.seconds["predict"]) / REPEATS[size_set]
+
+
+def duration(benchmark: Benchmark, size_set: str) -> str:
+    return f"about {planned(benchmark, size_set):.0f} s"
 
 
 def given_guesses(questions: Sequence[Question], args: argparse.Namespace) -> Guesses:

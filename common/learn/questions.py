@@ -5,6 +5,8 @@ They stand beside the lesson that asks them, in questions.toml, and are about fi
 name, title     the option for a guess, and what the table calls it
 panel           the title of the panel that shows the figure
 ask, known      the question, and what is needed to reason; {a path into the sizes} is filled in
+bundled, smollm2    what else is known, of that model
+only            the one model that is asked about, where it is not each
 unit            of the answer; a ratio in percent is multiplied by 100
 at, x           where the answer stands in the panel: the number of a bar, or a path into the sizes. With x, the unit of
                 the sizes there, the answer is a curve: a number at each of them
@@ -34,12 +36,19 @@ NOISE = "That is not expected: look for other programs that keep the cores busy,
 Question = dict[str, Any]  # as in questions.toml; once it is read, "at" is a list, of one place or of all of a curve
 
 
-def read_questions(stage: Path, sizes: Mapping[str, Any]) -> list[Question]:
-    """Return the questions about a stage, with these sizes of its benchmark filled in."""
+def read_questions(stage: Path, sizes: Mapping[str, Any], model: str | None = None) -> list[Question]:
+    """Return the questions about a stage and a model, with these sizes of its benchmark filled in.
+
+    model: None for the bundled one.
+    """
+    model = model or "bundled"
     text = (stage / "questions.toml").read_text(encoding="utf-8")
     filled = re.sub(r"{(.+?)}", lambda path: str(look_up(sizes, path[1])), text)
     questions = []
     for found in tomllib.loads(filled)["question"]:
+        if found.get("only", model) != model:
+            continue
+        found["known"] = f"{found.get('known', '')} {found.get(model, '')}"
         texts = {key: " ".join(value.split()) for key, value in found.items() if isinstance(value, str)}
         at = listed(look_up(sizes, found["at"]) if "at" in texts else found["at"])
         at = at[1:] if texts["measured"].endswith(" / first") else at

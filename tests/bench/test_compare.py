@@ -153,6 +153,18 @@ def test_cpu_and_gpu_quick_and_full_never_share_an_axis(tmp_path):
     assert len({each.group for each in collect([tmp_path])[0]}) == 3
 
 
+def test_results_of_one_model_can_be_asked_for(tmp_path, capsys):
+    paths = [
+        str(write_results(tmp_path / f"{model}.json", gain=gain, model=model))
+        for model, gain in (("a", 2.0), ("b", 3.0))
+    ]
+    assert command.main([*paths, "--model", "b", "--out", str(tmp_path)]) == 0
+    page = (tmp_path / "index.html").read_text()
+    assert "b model" in page and "a model" not in page
+    assert command.main([*paths, "--model", "c", "--out", str(tmp_path)]) == 1
+    assert "no results of the model 'c', only of: a, b" in capsys.readouterr().err
+
+
 def test_the_documents_of_all_stages_are_the_committed_results_of_a_machine(monkeypatch):
     monkeypatch.undo()
     committed = [len(results.entries) for results in sources.committed_documents() if results.course]

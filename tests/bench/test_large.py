@@ -1,5 +1,6 @@
-"""Benchmarks at a real model's shape: which sizes they take, what is simulated, and what their titles claim."""
+"""Benchmarks of a real model: which sizes they take, which texts they send, and what their titles claim."""
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -8,6 +9,8 @@ import pytest
 from common.bench.harness import aggregate, spread
 from common.bench.settings import Settings
 from common.bench.suite import Suite
+from common.bench.workloads import mixed_length_jobs, mixed_pages, page_prompt
+from common.stages import stage_folders
 from tests.helpers.measured_here import shrink_measurements
 
 SEVEN, EIGHT = (import_module(f"{stage}.benchmark") for stage in ("07_speculative", "08_disaggregated"))
@@ -29,19 +32,41 @@ def test_a_large_model_has_sizes_of_its_own_on_a_cpu(settings, names):
     assert [files[name].removesuffix(".json").endswith("-quick") for name in names] == [False, True]
 
 
-def test_simulated_drafts_are_right_as_often_as_asked(monkeypatch):
-    """Of greedy requests every accepted token is the target's own, so that all sides give the same text."""
+def test_copies_gain_what_the_formula_makes_of_the_tokens_that_are_counted(monkeypatch, tmp_path):
+    """The sizes for a real model, shrunk: its drafter is lookup, and copies also share steps."""
     shrink_measurements(monkeypatch)
-    sizes = {"acceptance": [0.0, 0.5, 1.0], "fixed": 2, "batches": [1, 2], "prompt": 4, "most_tokens": 12}
-    sizes |= {"least_jobs": 8}
-    figures = SEVEN.simulated(Settings("draft", device="cpu", dtype="float32"), sizes)
-    assert figures["simulated_0_acceptance"] == [0, 0] and min(figures["simulated_100_acceptance"]) > 99
-    # A token behind a wrong one is not accepted: (a + a^2) / 2.
-    assert figures["simulated_50_acceptance"] == pytest.approx([37.5, 37.5], abs=12)
-    assert len(figures["pass_ms"]) == len(SEVEN.pass_sizes(sizes)) == 4  # 1, 2, 3 and 6 tokens
-    derived = SEVEN.derive(None, None, sizes, {SEVEN.NOW: figures | {"pass_ms": [1.0, 1.0, 2.0, 4.0]}})
-    assert derived["predicted_simulated_50_speedup"] == [1.75 / 2, 1.75 / 4]
-    assert SEVEN.report({"sizes": sizes, "figures": aggregate([derived])})["simulated"][4][1:] == ["0.88", "0.44"]
+    sizes = SEVEN.BENCHMARK.sizes_of("large") | {"batches": [2], "least_jobs": 2, "most_tokens": 12, "copies": 4}
+    sizes["copying_batches"] = [1, 2]
+    figures = SEVEN.measure(Settings(device="cpu", dtype="float32"), sizes)
+    assert len(figures["copying_speedup"]) == 2 and figures["lookup_acceptance"][0] <= 100
+    for speedup in figures["predicted_copying_speedup"]:
+        assert 0.3 < speedup < 9, "eight draft tokens and one of its own are the most that a pass can give"
+    derived = SEVEN.derive(None, None, sizes, {SEVEN.NOW: figures})
+    figures |= {"copying_speedup": [2.0, 1.5], "predicted_copying_speedup": [2.5, 1.0]}
+    figures |= {"lookup_tokens_per_second": [3.0], "stage_06_tokens_per_second": [2.0]}
+    document = {"sizes": sizes, "sides": {SEVEN.NOW: aggregate([figures])}, "figures": aggregate([derived])}
+    header, row = SEVEN.report(document)["shape"]
+    assert header[1:3] == ["copies, 1 request", "predicted, 1 request"] and row == [
+        "1.50",
+        "2.00",
+        "2.50",
+        "1.50",
+        "1.00",
+    ]
+
+
+def test_prompts_are_pieces_of_the_lessons_that_no_prefix_cache_takes_for_each_other(loaded):
+    prompts = [page_prompt(loaded, 40, f"document {i}") for i in range(30)]
+    assert {len(prompt) for prompt in prompts} == {40} and len({tuple(prompt[:16]) for prompt in prompts}) == 30
+    assert page_prompt(loaded, 40, "document 3") == prompts[3] and len(page_prompt(loaded, 60_000)) == 60_000
+    pages = "".join(folder.joinpath("README.md").read_text() for folder in stage_folders())
+    assert (
+        loaded.tokenizer.decode(prompts[3]).startswith("document 3: ")
+        and loaded.tokenizer.decode(prompts[3][12:30]) in pages
+    )
+    jobs, others = mixed_pages(loaded, 9), mixed_length_jobs(9)
+    assert [(len(job.prompt), job.max_tokens) for job in jobs] == [(len(job.prompt), job.max_tokens) for job in others]
+    assert max(page_prompt(replace(loaded, tokenizer=None), 99)) > 1000, "without a tokenizer, any tokens"
 
 
 def test_the_title_says_at_which_rates_it_is_true():

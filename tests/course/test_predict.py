@@ -112,6 +112,24 @@ def test_a_side_that_fails_is_a_sentence(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_real_model_has_facts_and_sizes_of_its_own(tmp_path, monkeypatch, capsys):
+    asked = {
+        number: read_questions(stage_folder(number), benchmark_of(number).sizes_of("large"), "smollm2")
+        for number in NUMBERS
+    }
+    assert [number for number in NUMBERS if not asked[number]] == ["08"], "there size is the point"
+    facts = [one["known"] for questions in asked.values() for one in questions]
+    assert all(facts) and "212 million" in facts[0] and not any("11.6 million" in fact for fact in facts)
+    with pytest.raises(SystemExit, match="asks only about the bundled model"):
+        predict.main(["08", "--model", "smollm2"])
+    shrink_measurements(monkeypatch)
+    seen = []
+    monkeypatch.setattr(suite, "run_process", lambda *given: seen.append(given) or ({}, "enough"))
+    assert predict.main(["02", "--model", "smollm2", "--out", str(tmp_path)]) == 1
+    (_, settings, size_set, _), *_ = seen
+    assert (settings.model, settings.dtype, size_set) == ("smollm2", "float32", "large")
+
+
 def answer_with(arithmetic: list, measured: list, guess: list | None = None, slowest=1.1, x="", **more) -> dict:
     """Answer a question with these figures, on a machine whose speed changed."""
     question = {"title": "Cost", "name": "", "panel": "", "unit": "times", "at": [2, 8], "x": x, "counted": False}
@@ -173,7 +191,7 @@ def test_a_bad_answer_is_told_what_is_wrong_and_asked_again(monkeypatch, capsys)
     printed = capsys.readouterr().out
     assert "'many' is not a number from 0 up: write it like 12 or 3.5." in printed and "'-3' is not" in printed
     assert "'4, 5' has 2 values: give 3, separated by commas." in printed
-    assert "percent, at 16, 64, 256 tokens in a page: " in printed and "Known: Prompts have 16 to 256 tokens" in printed
+    assert "percent, at 16, 64, 256 tokens in a page: " in printed and "Known: Each length of a prompt" in printed
     typed = iter(["", "2"])
     assert predict.ask_all(questions_of("05"), {"waste": [1.0] * 3}) == {"waste": [1.0] * 3, "throughput": [2.0]}
 

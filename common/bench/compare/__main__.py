@@ -29,7 +29,11 @@ from .sources import HERE, JUDGE, Results, collect
 
 LEAST_DRIFT = 1.1  # slowest over fastest of the reference product, from which on it is said at the top
 SETS = {"quick": "the quick benchmark", "full": "the whole benchmark", "gpu": "the GPU benchmark"}
-SETS |= {"large": SETS["full"], "large-quick": SETS["quick"], JUDGE: "the capstone"}
+SETS |= {
+    "large": "the whole benchmark, with the sizes for a real model",
+    "large-quick": SETS["quick"],
+    JUDGE: "the capstone",
+}
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
@@ -39,9 +43,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "course.py compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="results files of `bench`, or folders")
+    parser.add_argument("--model", metavar="NAME", help="only its results, such as smollm2 or bundled")
     parser.add_argument("--out", type=Path, default=HERE / "compare", metavar="DIR", help="default: results/compare")
     args = parser.parse_args(arguments)
     found, refused = collect(args.files)
+    models = sorted({results.machine["model"] for results in found})
+    if args.model and args.model not in models:
+        refused.append(f"there are no results of the model {args.model!r}, only of: {', '.join(models) or 'none'}")
+    found = [results for results in found if args.model in (None, results.machine["model"])]
     drifted = [
         f"{results.path.name}: its own speed changed by {results.drift - 1:.0%} while it was measured."
         for results in found

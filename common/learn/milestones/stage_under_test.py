@@ -34,17 +34,17 @@ STORIES = (
 
 
 class StageUnderTest:
-    """A stage's folder. Its modules are attributes: `stage.page_table.PageTable`."""
+    """A stage's folder, with a model. Its modules are attributes: `stage.page_table.PageTable`."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, model: str | None = None):
+        self.folder, self.model = folder, model
 
     def __getattr__(self, module: str) -> ModuleType:
         return load_stage_module(self.folder, module)
 
     @property
     def loaded(self) -> Loaded:
-        return bundled()
+        return loaded_once(self.model)
 
     @cached_property
     def token_bytes(self) -> int:
@@ -63,14 +63,18 @@ class StageUnderTest:
         return self.loaded.tokenizer.decode(tokens)
 
 
-@cache
 def bundled() -> Loaded:
-    """Return the bundled checkpoint in float32. Its context of 512 tokens keeps the slots of stage 04 small.
+    return loaded_once(None)
+
+
+@cache
+def loaded_once(model: str | None) -> Loaded:
+    """Return a model in float32, None for the bundled one. A context of 512 tokens keeps the slots of stage 04 small.
 
     It is the plain model: numba's kernels would take longer to load than the milestones take, and their threads do not
     survive the fork with which the suite saves loading it.
     """
-    loaded = load_model(device="cpu", dtype="float32", fused=False)
+    loaded = load_model(model, device="cpu", dtype="float32", fused=False)
     return replace(loaded, config=replace(loaded.config, context_length=512))
 
 

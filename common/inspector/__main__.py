@@ -16,12 +16,15 @@ from functools import partial
 from pathlib import Path
 from threading import Timer
 
+import torch
 from fastapi import Depends
 from fastapi.responses import RedirectResponse
 
 from common.cli import build_parser, check_address, running_engine, server_module
 from common.engine import BaseEngine
 from common.errors import InvalidInput, expect_writable
+from common.loader import choose_implementation, find_checkpoint
+from common.memory import parse_bytes
 from common.process import free_port
 from common.serving.options import add_server_arguments, url_of
 from common.serving.server import build_server as build_plain_server
@@ -64,6 +67,11 @@ def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
         raise InvalidInput(f"--steps-per-second must be 0 or more, not {args.steps_per_second:g}")
     if args.record:
         expect_writable(args.record)
+    if args.model and "kv_memory" in options and args.kv_memory == options["kv_memory"]:
+        # The lesson's memory holds some tokens of the bundled model: another one's take as many bytes as they need.
+        folders = find_checkpoint(args.model, with_weights=args.load_format == "auto"), find_checkpoint(None, True)
+        mine, bundled = (choose_implementation(each, "auto")[0].kv_bytes_per_token(torch.float32) for each in folders)
+        args.kv_memory = parse_bytes(args.kv_memory) * mine // bundled
     if "token_budget" in options and args.token_budget < (args.max_running or 0):
         args.token_budget = None  # the lesson's is too small for a token of each: as without the inspector
     return args

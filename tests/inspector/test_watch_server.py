@@ -48,6 +48,14 @@ def test_only_the_page_itself_changes_anything_and_with_the_key(server, path):
         assert httpx.get(f"{server.page_url}/{told}", headers=KEY | foreign).status_code == 403
 
 
+def test_a_lessons_memory_holds_as_many_tokens_of_another_model():
+    """Or the lesson's own prompts would be refused: SmolLM2 has five times as many bytes a token."""
+    stage = stage_folder("05")
+    bundled, draft = watch.parse(stage, []).kv_memory, watch.parse(stage, ["--model", "draft"]).kv_memory
+    assert (bundled, draft) == ("15M", (15 << 20) // 8), "2 layers with 1 K/V head, for 8 with 2"
+    assert watch.parse(stage, ["--model", "draft", "--kv-memory", "3M"]).kv_memory == "3M"
+
+
 def test_the_page_may_change_things(server):
     def post(path: str, body: dict) -> httpx.Response:
         return httpx.post(f"{server.page_url}/{path}", json=body, headers=KEY | {"Origin": server.url})

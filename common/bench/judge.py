@@ -2,7 +2,7 @@
 
     python3 course.py judge http://127.0.0.1:8000
     python3 course.py judge http://127.0.0.1:8000 --out results/anna.json --seed 7
-    python3 course.py judge http://127.0.0.1:8000 --ttft-ms 300 --itl-ms 40 --reference "06 --token-budget 128"
+    python3 course.py judge http://127.0.0.1:8000 --ttft-ms 300 --itl-ms 40 --reference "06 --model smollm2"
 
 The server is any that speaks OpenAI's API on this machine. It runs already; the reference, a stage of the course, is
 started for each of its turns. They take turns, in alternating order, under the same load: questions to a help desk,

@@ -112,7 +112,8 @@ def measure(args: argparse.Namespace, settings: Settings) -> int:
     """Measure what the options say; print the table, and as the last line on stdout one JSON document."""
     out = args.out or (Path(tempfile.mkdtemp()) if args.sizes == "tiny" else args.home)
     seconds = args.minutes and 60 * args.minutes
-    suite = Suite(args.benchmarks, settings, args.sizes, out, args.repeats, args.together, seconds, args.after)
+    together = args.together or args.sizes.startswith("large")  # a real model takes longer to load than most sides
+    suite = Suite(args.benchmarks, settings, args.sizes, out, args.repeats, together, seconds, args.after)
     status = suite.run(again=args.again)
     if suite.path.exists():
         found = summary.read_summary(suite.path)

@@ -10,8 +10,9 @@ from common.bench.__main__ import course_benchmarks
 from common.bench.description import holds
 from common.bench.experiments.peers import BENCHMARK as PEERS
 from common.bench.harness import spread
-from common.bench.tables import LARGE, MACHINE, committed, main
+from common.bench.tables import MACHINE, committed, large_result, main
 from common.serving.benchmark import BENCHMARK as SERVING
+from common.stages import stage_folders
 
 BENCHMARKS = [*course_benchmarks(), SERVING, PEERS, STRUCTURED, ANY_MODEL]
 CLAIMS = [(each, claim, MACHINE) for each in BENCHMARKS for claim in each.claims]
@@ -22,7 +23,7 @@ CLAIMS += [
     if committed(QUANTISATION.module, result)
     for claim in QUANTISATION.claims
 ]
-CLAIMS += [(each, claim, LARGE) for each in BENCHMARKS for claim in each.large_claims]
+CLAIMS += [(each, claim, large_result(each.module)) for each in BENCHMARKS for claim in each.large_claims]
 
 
 def test_tables_are_those_of_the_committed_results():
@@ -54,13 +55,15 @@ def test_a_claim_is_about_every_repeat_and_each_place_of_a_curve(figure, bounds,
     assert holds({"figures": [figure]} | bounds)({"sides": {"now": now, "before": before}}) == true
 
 
-def test_a_model_of_a_real_shape_is_a_row_beside_the_bundled_one_where_it_has_been_measured(monkeypatch, capsys):
-    for module, last in (("02_kv_cache", "9.5"), ("05_paged_attention", "3.4")):
-        tables.shapes(f"{module}.benchmark")
-        *_, bundled, large = capsys.readouterr().out.splitlines()
-        assert large.startswith("| a model 90 times as large |") and bundled.endswith(f"| {last} |")
-    monkeypatch.setattr(tables, "committed", lambda module, name="": {} if name == tables.LARGE else committed(module))
+def test_a_real_model_is_a_row_beside_the_bundled_one_where_it_has_been_measured(monkeypatch, capsys):
+    for stage in stage_folders()[:-1]:  # in the last one size is the point
+        documents = [committed(f"{stage.name}.benchmark", name) for name in tables.SAME_WORK.values()]
+        assert documents[0]["sizes"] == documents[1]["sizes"] and documents[0]["hardware"]["cpu"] == "Intel Xeon"
+        tables.shapes(f"{stage.name}.benchmark")
+        header, _, bundled, real = (row.split(" | ") for row in capsys.readouterr().out.splitlines())
+        assert (bundled[0], real[0]) == ("| the bundled model", "| SmolLM2-135M") and len(header) == len(real) > 3
+    missing = tables.SAME_WORK["SmolLM2-135M"]
+    monkeypatch.setattr(tables, "committed", lambda module, name="": {} if name == missing else committed(module, name))
     tables.shapes("02_kv_cache.benchmark")
     tables.table("05_paged_attention.benchmark", "no such table", large=True)
-    header, _, row = capsys.readouterr().out.splitlines()
-    assert header == "|  | load | stage 01, s | stage 02, s | times |" and "the bundled model | a whole" in row
+    assert len(capsys.readouterr().out.splitlines()) == 3

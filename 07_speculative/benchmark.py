@@ -242,6 +242,7 @@ def draw_copies(document: dict, png: Path) -> None:
         plots.line(panels[1], sizes["copying_batches"], now["copying_speedup"], NOW, "lookup")
         for panel, name, title in zip(panels, ("batches", "copying_batches"), ("Questions", "Copies"), strict=True):
             panel.axhline(1, color=plots.REFERENCE, linewidth=1)
+            panel.set_ylim(top=1.1 * max(now["copying_speedup"]["max"] + now["predicted_copying_speedup"]["max"]))
             plots.doubling(panel, sizes[name])
             plots.axes(panel, "requests at once", "throughput over stage 06", title)
 

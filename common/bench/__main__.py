@@ -5,8 +5,8 @@
     python3 course.py bench --only 02,05 --again
     python3 course.py bench --quick --model smollm2 --dtype bfloat16
 
-The last one runs a real model with loads of its own, so that it takes NNN minutes, without --quick MMM. Leave
---dtype out where the processor has no bfloat16 (AVX512-BF16, AMX). Results have the model in their name.
+The last one runs a real model with loads of its own, so that it takes about eight minutes, without --quick most of an
+hour. Leave --dtype out where the processor has no bfloat16 (AVX512-BF16, AMX). Results have the model in their name.
 
 Every stage is compared with the one before it; the last entry, `bench`, puts all of them under one load. The results
 file is results/<hardware>.json, with --quick results/<hardware>-quick.json; summary.py says what is in it. What was

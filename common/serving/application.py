@@ -7,7 +7,7 @@ from fastapi.responses import Response
 
 from .limits import BodyLimit, HeaderCheck, Origins
 from .metrics import Measured
-from .openai_api import routes
+from .openai_api import responses, routes
 from .openai_api.templates import set_template
 from .stream_interval import Intervals
 
@@ -20,7 +20,9 @@ def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) 
         set_template(engine_thread.tokenizer, args.chat_template)
     if args.stream_interval > 1:
         engine_thread.engine = Intervals(engine_thread.engine, args.stream_interval)
-    app.include_router(routes.router(routes.Service(engine_thread, measured.model_name, defaults)))
+    service = routes.Service(engine_thread, measured.model_name, defaults)
+    app.include_router(routes.router(service))
+    app.include_router(responses.router(service))
 
     @app.get("/metrics")
     async def metrics():

@@ -91,12 +91,12 @@ def first_error(error: RequestValidationError) -> tuple[str, str | None]:
     """Return one sentence about what is wrong with the body, and the name of the field."""
     # Pydantic tries each type that a field may have. The deepest error belongs to the type that the client meant.
     found = max(error.errors(), key=lambda one: len(one["loc"]))
-    if isinstance(own := found.get("ctx", {}).get("error"), BadRequest):  # raised by a validator of bodies.py
-        return str(own), own.param
-    if found["type"] == "json_invalid":
-        return f"the body is not JSON: {found['ctx']['error']}", None
     # Among the fields, pydantic names the types that it has tried, such as "str" or "list[str]".
     place = [str(part) for part in found["loc"] if part not in ("body", "str") and "[" not in str(part)]
+    if isinstance(own := found.get("ctx", {}).get("error"), BadRequest):  # raised by a validator of bodies.py
+        return str(own), own.param or (place[0][:80] if place else None)
+    if found["type"] == "json_invalid":
+        return f"the body is not JSON: {found['ctx']['error']}", None
     if not place:
         return "the body is empty or not a JSON object: send an object", None
     message = found["msg"][:1].lower() + found["msg"][1:]

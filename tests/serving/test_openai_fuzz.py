@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from common.serving.openai_api.bodies import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody
+from common.serving.openai_api.responses import ResponsesBody
 from tests.helpers.serving_stage_03 import wait_until
 
 scraps = st.one_of(
@@ -17,7 +18,7 @@ scraps = st.one_of(
 
 def bodies(path: str):
     """Return a strategy for bodies: some sense in the fields that are needed, and scraps in any that there are."""
-    fields = {*MODELS[path].model_fields, "tools", "anything"}
+    fields = {*(field.alias or name for name, field in MODELS[path].model_fields.items()), "tools", "anything"}
     needed = {name: SENSIBLE[name] | scraps for name in sorted(fields & SENSIBLE.keys())}
     return st.fixed_dictionaries(needed, optional=dict.fromkeys(sorted(fields - SENSIBLE.keys()), scraps))
 
@@ -26,12 +27,14 @@ messages = st.fixed_dictionaries({"role": st.sampled_from(["user", "system", "x"
 SENSIBLE = {
     "prompt": st.sampled_from(["a", [5, 6], ["a", "b"], [[7]]]),
     "messages": st.lists(messages, max_size=2),
+    "input": st.lists(messages | scraps, max_size=2) | st.just("Hi"),
+    "max_output_tokens": st.integers(1, 3),
     "max_tokens": st.integers(0, 3),
     "tokens": st.lists(st.integers(0, 4100), max_size=4),
 }
 MODELS = {
     "/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody, "/tokenize": TokenizeBody,
-    "/detokenize": DetokenizeBody,
+    "/detokenize": DetokenizeBody, "/v1/responses": ResponsesBody,
 }  # fmt: skip
 
 
@@ -44,8 +47,9 @@ def test_no_body_makes_the_server_fail(service, pytestconfig):
         @given(cases)
         def no_failure(case):
             path, body = case
-            if path == "/v1/chat/completions" and not isinstance(body.get("max_tokens"), int):
-                body["max_tokens"] = 2  # None is the whole context, which takes its time
+            most = "max_output_tokens" if path == "/v1/responses" else "max_tokens"
+            if path in ("/v1/chat/completions", "/v1/responses") and not isinstance(body.get(most), int):
+                body[most] = 2  # None is the whole context, which takes its time
             answer = http.post(path, content=json.dumps(body))
             assert answer.status_code in (200, 400, 404), (answer.status_code, answer.text)
             if answer.status_code != 200:

@@ -41,8 +41,7 @@ class Answer:
         self.echoes: list[Piece] = []  # for each prompt, what its choices begin with; or none
         self.begun: set[int] = set()  # choices that have been written, or their first chunk
         self.places: dict[int, tuple[IncrementalDetokenizer | None, int]] = {}  # of choices: with characters listed
-        number = random.getrandbits(96)  # no secret: from the system it would be a wait for the interpreter lock
-        self.head = {"id": f"{self.prefix}-{number:024x}", "created": int(time.time()), "model": service.name}
+        self.head = {"id": f"{self.prefix}{new_id()}", "created": int(time.time()), "model": service.name}
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """Yield (choice, piece) for all choices, in order of arrival."""
@@ -127,7 +126,7 @@ class Answer:
 
 
 class CompletionAnswer(Answer):
-    prefix, whole, chunk = "cmpl", "text_completion", "text_completion"
+    prefix, whole, chunk = "cmpl-", "text_completion", "text_completion"
 
     def content(self, index: int, text: str, whole: bool, first: bool, last: bool) -> dict[str, Any]:
         return {"text": text}
@@ -163,7 +162,7 @@ class CompletionAnswer(Answer):
 
 
 class ChatAnswer(Answer):
-    prefix, whole, chunk = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix, whole, chunk = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, *arguments):
         super().__init__(*arguments)
@@ -213,10 +212,15 @@ class ChatAnswer(Answer):
         return {"token": token, "logprob": finite(logprob), "bytes": content}
 
 
+def new_id() -> str:
+    """Return an id that is no secret: the system's own would be a wait for the interpreter lock."""
+    return f"{random.getrandbits(96):024x}"
+
+
 def call(name: str, arguments: str) -> dict[str, Any]:
     """Return a call of a tool, as it appears in a message."""
     return {
-        "id": f"call_{random.getrandbits(96):024x}",
+        "id": f"call_{new_id()}",
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }

@@ -24,7 +24,7 @@ MOST_CHOICES = 128  # the field n, as in OpenAI's API
 MOST_PROMPTS = 2048  # in one call, as in OpenAI's API for embeddings
 IGNORED = {
     "user", "name", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id",
-    "parallel_tool_calls", "prompt_cache_retention",
+    "parallel_tool_calls", "prompt_cache_retention", "prompt_cache_options", "max_tool_calls", "reasoning.summary",
 }  # fmt: skip
 # Fields that are not supported, and the values with which they change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -39,6 +39,11 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "use_beam_search": (False,),
     "priority": (0,),
     "echo": (False,),
+    "background": (False,),
+    "truncation": ("disabled",),
+    "include": ([], ["reasoning.encrypted_content"]),  # of reasoning that no answer has
+    "prompt": (),
+    "text.verbosity": ("medium",),
 }
 
 # Without it, pydantic checks a body with a million mistakes to its end, once for each type that a field may have.
@@ -171,9 +176,9 @@ class Message(BaseModel, strict=True, extra="allow"):
     def check(self):
         for name, value in (self.model_extra or {}).items():
             if value not in (None, []) and name not in IGNORED | {"refusal", "reasoning"}:
-                raise BadRequest(f"messages with {shortened(name)} are not supported: leave it out", "messages")
+                raise BadRequest(f"messages with {shortened(name)} are not supported: leave it out")
         if self.content is None and self.role != "assistant":
-            raise BadRequest(f"a message of the role {self.role!r} has no content: give a text", "messages")
+            raise BadRequest(f"a message of the role {self.role!r} has no content: give a text")
         return self
 
     def plain(self) -> dict[str, Any]:

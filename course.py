@@ -269,6 +269,7 @@ VERBS = {
     "test": Verb(
         "", "run the tests, or with a stage its own and the contract; other arguments go to pytest", test, TESTS, False
     ),
+    "grade": Verb("", "write an autograder of a stage, for Gradescope or Classroom 50", module("common.learn.grade")),
     "doctor": Verb(
         "", "say what this machine lacks, and what to expect of it", bare("common.setup.doctor"), DOCTOR, False
     ),

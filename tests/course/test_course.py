@@ -211,7 +211,7 @@ OPTIONS = {
     "demo": "--max-running", "serve": "--port", "watch": "--record FILE", "bench": "--only", "predict": "--sizes",
     "compare": "--out DIR", "diff": "It has no options", "start": "--complete", "check": "--exercise N",
     "solve": "--all", "bug": "--mended", "test": "my/05 -k abort", "doctor": "It has no options", "kit": "--platform",
-    "judge": "--itl-ms", "book": "--out DIR",
+    "judge": "--itl-ms", "book": "--out DIR", "grade": "--key KEY",
 }  # fmt: skip
 
 

@@ -73,7 +73,7 @@ def test_answers_have_the_schema_of_a_type(service):
 
 
 def test_texts_and_calls_are_items_in_their_order_and_go_back_as_one_message(scripted):
-    model = scripted.thread.engine.model
+    model = scripted.engine.model
     model.write(f"Well:\n{CALL}\n{CALL}\nDone.")
     response, items = ask(scripted, tools=[TOOL])
     call = ("function_call", "completed", '{"path": "/"}')
@@ -100,11 +100,11 @@ def test_texts_and_calls_are_items_in_their_order_and_go_back_as_one_message(scr
 @pytest.mark.parametrize("sent", CLIENTS, ids=[one["client"] for one in CLIENTS])
 def test_what_clients_of_agents_send(scripted, sent):
     """Bodies that pydantic-ai 2.68 and openai-agents 0.24 sent with their defaults."""
-    scripted.thread.engine.model.write("It is sunny.")
+    scripted.engine.model.write("It is sunny.")
     answer = scripted.post("/v1/responses", **sent["body"] | {"model": scripted.name})
     assert answer.status_code == 200, answer.text
     for part in sent["prompt"]:
-        assert part in scripted.thread.engine.model.prompt
+        assert part in scripted.engine.model.prompt
 
 
 @pytest.mark.parametrize(

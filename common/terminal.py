@@ -95,6 +95,10 @@ class StatusLine:
         return self
 
     def __exit__(self, *_) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Leave the line empty, for a note."""
         if self.live:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
 

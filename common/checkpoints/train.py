@@ -18,6 +18,7 @@ import json
 import math
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -27,10 +28,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from common.demo import bar
 from common.loader import load_model
 from common.loader.config import read_config
 from common.loader.weights import checkpoint_names
 from common.model import Transformer
+from common.terminal import StatusLine, note
 
 from .packing import own_tokens, packed_rows
 from .recipes import PHASES, Phase
@@ -89,14 +92,21 @@ class Training:
         self.teacher = None
         if self.phase.teacher:
             self.teacher = load_model(str(folder.parent / self.phase.teacher), device="cpu", fused=False).model
+        self.begin()
+
+    def begin(self) -> None:
+        """Make the model and its optimizers, for step 0."""
         torch.manual_seed(0)
         self.model = Transformer(self.config)
         self.start_weights()
         matrices = [p for path, p in self.model.named_parameters() if p.ndim == 2 and "embedding" not in path]
-        others = [p for path, p in self.model.named_parameters() if p.ndim == 1 or "embedding" in path]
+        norms = [p for p in self.model.parameters() if p.ndim == 1]
+        embedding = {"params": [self.model.embedding.weight], "factor": self.phase.embedding_factor}
         self.optimizers = (
             torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0),
+            torch.optim.AdamW(
+                [{"params": norms, "factor": 1.0}, embedding], betas=(0.9, 0.95), weight_decay=0.0, fused=True
+            ),
         )
         self.step, self.tokens, self.next_document, self.seconds = 0, 0, self.phase.first_document, 0.0
         self.history: list[dict] = []  # {"step", "train_loss"} and now and then "held_out_loss"
@@ -150,34 +160,45 @@ class Training:
         own = everything if self.phase.mix == "known" else own_tokens(self.tokenizer, batch)
         return loss_on(self.model, batch, own, teacher)
 
-    def train(self, snapshot_every: int) -> None:
-        """Run until step `stop_at`; print the loss as it goes."""
-        phase, length, recent = self.phase, None, []
-        while self.step < self.stop_at:
-            started = time.perf_counter()
+    def batches(self) -> Iterator[tuple[list[list[int]], int]]:
+        """Return the batches from `next_document` on, which moves on with them, each with the number of its tokens."""
+        length = None
+        while True:
             if self.row_length() != length:
                 length = self.row_length()
-                rows = packed_rows(self.tokenizer, "train", length, self.next_document, phase.mix)
+                rows = packed_rows(self.tokenizer, "train", length, self.next_document, self.phase.mix)
             batch = []
-            for _ in range(max(1, phase.tokens_per_step // length)):
+            for _ in range(max(1, self.phase.tokens_per_step // length)):
                 row, self.next_document = next(rows)
                 batch.append(row)
+            yield batch, len(batch) * length
+
+    def train(self, snapshot_every: int) -> None:
+        """Run until step `stop_at`; print the loss as it goes."""
+        batches, recent, status = self.batches(), [], StatusLine()
+        while self.step < self.stop_at:
+            started = time.perf_counter()
+            batch, tokens = next(batches)
             loss = self.loss(batch, self.teacher)
             loss.backward()
             for optimizer in self.optimizers:
-                optimizer.param_groups[0]["lr"] = learning_rate(self.step, phase)
+                for group in optimizer.param_groups:
+                    group["lr"] = learning_rate(self.step, self.phase) * group.get("factor", 1.0)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             recent.append(loss.item())
             self.step += 1
-            self.tokens += len(batch) * length
+            self.tokens += tokens
             self.seconds += time.perf_counter() - started
+            done = self.step / self.phase.steps
+            status.say(self.seconds, f"training {bar(done, 1)} step {self.step}, loss {recent[-1]:.2f}")
             if self.step % REPORT_EVERY == 0:
                 record = {"step": self.step, "train_loss": round(sum(recent) / len(recent), 4)}
                 if self.step % (5 * REPORT_EVERY) == 0:
                     record["held_out_loss"] = round(self.held_out_loss(20_000), 4)
                 self.history.append(record)
-                print(f"{self.name} {record} {self.tokens / 1e6:.1f} M tokens, {self.seconds / 60:.1f} min", flush=True)
+                status.clear()
+                note(f"{self.name} {record} {self.tokens / 1e6:.1f} M tokens, {self.seconds / 60:.1f} min")
                 recent = []
             if self.step % snapshot_every == 0:
                 self.save_snapshot()

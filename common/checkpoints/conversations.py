@@ -1,0 +1,190 @@
+"""Let a model write its own questions and answers, with its likeliest next tokens: what a drafter learns from.
+
+A drafter must guess what its target says, so it learns on what the target says. The target also writes the questions:
+it continues the opening of a user's turn (Magpie: Xu et al., 2024). Some turns begin with words of OPENINGS, so that
+there are texts to repeat, code and stories among them.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from random import Random
+from types import SimpleNamespace
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from torch import Tensor
+
+from common.demo import bar
+from common.errors import InvalidInput
+from common.loader import Loaded
+from common.model import Attend, Transformer
+from common.request import Request
+from common.sampling import SampledToken, SamplingParams, uniform
+from common.stages import load_engine
+from common.terminal import StatusLine
+
+SHARD = 32  # conversations in a file
+AT_ONCE = 64  # requests
+CANDIDATES = 64  # tokens that may be drawn
+LIKELIEST = 8  # tokens of the target's distribution that are kept; all others together have a tenth of the probability
+QUESTION_TOKENS, ANSWER_TOKENS = 120, 256
+QUESTIONS = (1, 1, 2)  # in a conversation, equally often
+TEMPERATURES = (0.0, 0.0, 0.7, 1.0)  # of answers, equally often
+OPENINGS = (
+    *[""] * 8, "What", "How", "Why", "Can you", "Hi", "Explain", "Give me a list of", "Tell me a story about",
+    "Write a Python function", "Fix this code:\n\n```python\n", "Write an email", "Repeat this text word for word:\n\n",
+    "Correct the mistakes in this text:\n\n", "Rewrite this sentence:", "Summarize this text:\n\n", "Quote",
+)  # fmt: skip
+# For a model without a chat template
+PLAIN = "{% for message in messages %}{{ '\n' + message['content'] + '\n' }}{% endfor %}"
+MARK = "\ue000"  # a character for private use, where a turn's text goes
+
+
+def ragged_attention(lengths: Sequence[int]) -> Attend:
+    """`attend` for whole sequences of these lengths, laid end to end."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = zip(*(x.transpose(0, 1).split(list(lengths), dim=1) for x in (q, k, v)), strict=True)  # [heads, S, D]
+        attended = [
+            F.scaled_dot_product_attention(*(x[None] for x in part), is_causal=True, enable_gqa=True)[0]
+            for part in parts
+        ]
+        return torch.cat(attended, dim=1).transpose(0, 1)
+
+    return attend
+
+
+def positions_of(lengths: Sequence[int]) -> Tensor:
+    return torch.cat([torch.arange(length) for length in lengths])
+
+
+class Conversation:
+    """Questions and answers in turn. Its openings and seeds depend on its number alone."""
+
+    def __init__(self, tokenizer, number: int):
+        self.tokenizer, self.number = tokenizer, number
+        self.rng = Random(f"conversation/{number}")
+        self.turns = 2 * self.rng.choice(QUESTIONS)
+        self.messages: list[dict[str, str]] = []
+        self.opening = ""
+
+    def prompt(self) -> list[int]:
+        """Return the tokens so far, up to where the next turn's text begins, or after its opening."""
+        if len(self.messages) % 2:
+            self.opening = ""
+            return self.tokens(self.text(add_generation_prompt=True))
+        self.opening = self.rng.choice(OPENINGS)
+        self.messages.append({"role": "user", "content": MARK})
+        before = self.text().split(MARK)[0]
+        self.messages.pop()
+        return self.tokens(before + self.opening)
+
+    def params(self) -> SamplingParams:
+        """Return how the next turn is sampled. min_p drops the unlikeliest tokens, which make questions nonsense."""
+        seed = 16 * self.number + len(self.messages)
+        if len(self.messages) % 2:
+            return SamplingParams(max_tokens=ANSWER_TOKENS, temperature=self.rng.choice(TEMPERATURES), seed=seed)
+        return SamplingParams(max_tokens=QUESTION_TOKENS, temperature=1.0, min_p=0.05, seed=seed)
+
+    def append(self, text: str) -> None:
+        role = "assistant" if len(self.messages) % 2 else "user"
+        self.messages.append({"role": role, "content": self.opening + text})
+
+    def text(self, **options) -> str:
+        options["chat_template"] = self.tokenizer.chat_template or PLAIN
+        return self.tokenizer.apply_chat_template(self.messages, tokenize=False, **options)
+
+    def tokens(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def draw_candidates(requests: Sequence[Request], logits: Tensor) -> SimpleNamespace:
+    """Draw one token for each request among the likeliest of `logits[B, V]`, as an engine's `draw` does among all.
+
+    The definition in common/sampling.py passes over all V probabilities ten times, in float64.
+    """
+    params = [request.params for request in requests]
+    scores, token_ids = logits.topk(min(CANDIDATES, logits.shape[-1]))
+    weights = (scores / torch.tensor([[each.temperature or 1e-3] for each in params])).softmax(-1)
+    weights[weights < torch.tensor([[each.min_p] for each in params]) * weights[:, :1]] = 0
+    chance = torch.tensor([[uniform(request.seed, len(request.token_ids))] for request in requests])
+    sums = weights.cumsum(-1)
+    chosen = token_ids.gather(-1, (sums < chance * sums[:, -1:]).sum(-1, keepdim=True)).flatten()
+    return SimpleNamespace(token_ids=chosen, tokens=lambda: [SampledToken(each, None) for each in chosen.tolist()])
+
+
+def finished_conversations(loaded: Loaded, numbers: Sequence[int]) -> Iterator[list[Conversation]]:
+    """Have the model write these conversations, AT_ONCE at a time; after each step, yield those that ended in it."""
+    engine = load_engine("06")(loaded, max_running=AT_ONCE)
+    engine.draw = draw_candidates
+    waiting, running = iter(numbers), {}
+
+    def goes_on(conversation: Conversation) -> bool:
+        """Queue the next turn, if the conversation has one and there is room for it."""
+        if len(conversation.messages) == conversation.turns:
+            return False
+        prompt, params = conversation.prompt(), conversation.params()
+        if len(prompt) + params.max_tokens > engine.max_model_len:
+            return False
+        running[engine.add(prompt, params).request_id] = conversation
+        return True
+
+    while True:
+        for number in islice(waiting, AT_ONCE - len(running)):
+            if not goes_on(Conversation(loaded.tokenizer, number)):
+                raise InvalidInput(f"a context of {engine.max_model_len} tokens is too short for a question")
+        if not running:
+            return
+        ended = []
+        for request in engine.step():
+            if request.finished:
+                conversation = running.pop(request.request_id)
+                conversation.append(request.text)
+                if not goes_on(conversation):
+                    ended.append(conversation)
+        yield ended
+
+
+def shard_file(folder: Path, number: int) -> Path:
+    return folder / f"texts-{number:04}.safetensors"
+
+
+def write_conversations(loaded: Loaded, folder: Path, shards: Sequence[int], status: StatusLine) -> None:
+    """Write the files of these numbers that are missing in the folder, each when all its conversations have ended."""
+    missing = [number for number in shards if not shard_file(folder, number).exists()]
+    ended: dict[int, dict[int, list[int]]] = {number: {} for number in missing}  # shard: conversation: tokens
+    numbers = [number for shard in missing for number in range(shard * SHARD, (shard + 1) * SHARD)]
+    tokens, start = 0, time.monotonic()
+    for conversations in finished_conversations(loaded, numbers):
+        for conversation in conversations:
+            shard = ended[conversation.number // SHARD]
+            shard[conversation.number] = conversation.tokens(conversation.text())
+            tokens += len(shard[conversation.number])
+            if len(shard) == SHARD:
+                write_shard(loaded.model, shard_file(folder, conversation.number // SHARD), shard)
+                del ended[conversation.number // SHARD]
+        done = 1 - sum(SHARD - len(shard) for shard in ended.values()) / (len(shards) * SHARD)
+        seconds = time.monotonic() - start
+        status.say(seconds, f"writing {bar(done, 1)} {100 * done:.0f} %, {tokens / seconds:.0f} tokens/s")
+
+
+@torch.inference_mode()
+def write_shard(model: Transformer, file: Path, conversations: dict[int, list[int]]) -> None:
+    """Write conversations in the order of their numbers, with what the model finds likeliest after each token."""
+    texts = [conversations[number] for number in sorted(conversations)]
+    lengths = [len(text) for text in texts]
+    token_ids = torch.tensor(sum(texts, []))
+    hidden = model(token_ids, positions_of(lengths), ragged_attention(lengths))
+    found = [model.logits(rows).softmax(-1).topk(LIKELIEST) for rows in hidden.split(512)]
+    tensors = {
+        "token_ids": token_ids,
+        "lengths": torch.tensor(lengths),
+        "likeliest": torch.cat([part.indices for part in found]),  # [N, LIKELIEST]
+        "probabilities": torch.cat([part.values for part in found]),
+    }
+    temporary = file.with_suffix(".tmp")
+    save_file(tensors, temporary)
+    temporary.replace(file)  # in one piece: Ctrl-C while writing leaves no half file

@@ -1,0 +1,159 @@
+"""A model writes conversations, and a drafter learns from them; what was stopped goes on to the same drafter."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from common.checkpoints import conversations, drafter
+from common.checkpoints.tokenizer import FOLDER
+from common.checkpoints.train import causal_attention
+from common.errors import InvalidInput
+from common.loader import load_model
+from common.sampling import SamplingParams
+from common.stages import load_engine
+
+TARGET, SHARDS, STEPS = str(FOLDER / "draft"), 3, 6
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Short conversations, a narrow drafter, and float32, in which a text does not depend on the batch."""
+    sizes = {"SHARD": 2, "AT_ONCE": 4, "QUESTION_TOKENS": 8, "ANSWER_TOKENS": 12}
+    for name, value in sizes.items():
+        monkeypatch.setattr(conversations, name, value)
+    for name, value in {"WIDTH": 32, "HEADS": 1, "OTHERS": 256, "has_bfloat16": lambda: False}.items():
+        monkeypatch.setattr(drafter, name, value)
+    monkeypatch.setattr(drafter, "set_handler", lambda *_: None)  # pytest's own stay
+
+
+def stopped_after(monkeypatch, owner, name: str, calls: int) -> None:
+    """Let a function raise KeyboardInterrupt, as Ctrl-C does, in place of a further call."""
+    function, left = getattr(owner, name), iter(range(calls))
+
+    def call(*args):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        return function(*args)
+
+    monkeypatch.setattr(owner, name, call)
+
+
+@pytest.fixture(scope="module")
+def target():
+    return load_model(TARGET)
+
+
+def test_a_run_that_was_stopped_ends_with_the_same_drafter(tmp_path, monkeypatch):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert drafter.make_drafter(TARGET, whole, SHARDS, STEPS) == 0
+    with monkeypatch.context() as patch:
+        stopped_after(patch, conversations, "write_shard", 1)
+        with pytest.raises(KeyboardInterrupt):
+            drafter.make_drafter(TARGET, parts, SHARDS, STEPS)
+    assert len(list(parts.glob("texts-*.safetensors"))) == 1
+    train = drafter.Distillation.train
+
+    def stopped_in_the_third_step(training, snapshot_every):
+        loss = training.loss
+        training.loss = lambda *args: training.step == 2 and training.stop() or loss(*args)
+        train(training, snapshot_every)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter.Distillation, "train", stopped_in_the_third_step)
+        assert drafter.make_drafter(TARGET, parts, SHARDS, STEPS) == 130
+    assert not (parts / "model.safetensors").exists()
+    assert drafter.make_drafter(TARGET, parts, SHARDS, STEPS) == 0
+    for name in ("model.safetensors", *(f"texts-{i:04}.safetensors" for i in range(SHARDS))):
+        a, b = load_file(whole / name), load_file(parts / name)
+        assert a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+def test_a_drafter_learns_and_drafts(tmp_path, target, monkeypatch):
+    monkeypatch.setattr(drafter, "WIDTH", 64)
+    drafter.make_drafter(TARGET, tmp_path, SHARDS, 1)
+    before = drafter.load_model(tmp_path, fused=False).model.state_dict()
+    (tmp_path / "snapshot.pt").unlink()
+    drafter.make_drafter(TARGET, tmp_path, SHARDS, 100)
+    training = drafter.Distillation(target, tmp_path, range(SHARDS), drafter.Phase(1))
+    after = drafter.load_model(tmp_path, fused=False).model.state_dict()
+    training.held_out = training.texts  # there are too few to learn more than these
+    losses = [training.model.load_state_dict(each) and training.held_out_loss(0) for each in (before, after)]
+    assert losses[1] < 0.8 * losses[0]
+    prompts, params = ["The capital of France is", "Once upon a time"], SamplingParams(max_tokens=8)
+    engine = load_engine("07")(target, draft=str(tmp_path), num_draft_tokens=2)
+    drafted = engine.generate(prompts, params)
+    expected = load_engine("06")(target).generate(prompts, params)
+    assert engine.stats()["draft_tokens"] > 0
+    assert [request.token_ids for request in drafted] == [request.token_ids for request in expected]
+
+
+def test_the_scores_of_some_tokens_stand_for_all(tmp_path, target):
+    drafter.make_drafter(TARGET, tmp_path, SHARDS, 2)
+    training = drafter.Distillation(target, tmp_path, range(SHARDS), drafter.Phase(1))
+    training.held_out = training.texts
+    with torch.no_grad():
+        assert training.loss(training.texts).item() == pytest.approx(training.held_out_loss(0), rel=0.02)
+
+
+def test_what_is_likeliest_is_what_the_model_says(tmp_path, target):
+    texts = {7: [21, 40], 3: [5, 9, 300, 7]}
+    conversations.write_shard(target.model, tmp_path / "texts", texts)
+    with torch.no_grad():
+        for number, text in zip(sorted(texts), drafter.read_texts(tmp_path / "texts"), strict=True):
+            assert text.token_ids.tolist() == texts[number]
+            hidden = target.model(text.token_ids, torch.arange(len(text.token_ids)), causal_attention(1))
+            assert torch.equal(target.model.logits(hidden).argmax(-1), text.likeliest[:, 0])
+            assert (text.probabilities.sum(-1) <= 1.01).all()
+
+
+def test_candidates_are_drawn_by_their_probabilities():
+    def draw(seed: int, **params) -> int:
+        request = SimpleNamespace(params=SamplingParams(**params), seed=seed, token_ids=[])
+        return conversations.draw_candidates([request], logits).tokens()[0].token_id
+
+    logits = torch.tensor([[0.5, 0.2, 0.27, 0.03]]).log()
+    assert draw(3) == 0
+    drawn = [draw(seed, temperature=1.0) for seed in range(400)]
+    assert [drawn.count(token) / 400 for token in range(4)] == pytest.approx([0.5, 0.2, 0.27, 0.03], abs=0.08)
+    assert 3 not in [draw(seed, temperature=1.0, min_p=0.1) for seed in range(100)]
+
+
+def test_conversations_are_in_the_template_or_without_one_in_paragraphs(target):
+    (conversation,) = next(filter(None, conversations.finished_conversations(target, [0])))
+    assert len(conversation.messages) == conversation.turns
+    assert conversation.text().startswith("<|im_start|>user\n" + conversation.messages[0]["content"])
+    conversation.tokenizer = SimpleNamespace(
+        chat_template=None, apply_chat_template=target.tokenizer.apply_chat_template
+    )
+    assert conversation.text() == "".join(f"\n{message['content']}\n" for message in conversation.messages)
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["--model", "no/such/folder"], "no/such/folder"),
+        (["--model", "Qwen3-0.6B"], "without weights"),
+        (["--out", __file__ + "/x"], "no folder that can be written to"),
+        (["--texts", "1"], "2 or more"),
+        (["--steps", "none"], "invalid int value"),
+    ],
+)
+def test_bad_input_is_refused_in_a_sentence(arguments, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["drafter", "--out", str(tmp_path / "out"), *arguments])
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(SystemExit) as end:
+        drafter.run_to_end(drafter.main)
+    assert end.value.code not in (0, None)
+    message = str(end.value.code) + capsys.readouterr().err
+    assert said in message and "Traceback" not in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_a_tokenizer_is_refused(tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(FOLDER / "draft" / name, tmp_path)
+    with pytest.raises(InvalidInput, match="no tokenizer"):
+        drafter.make_drafter(str(tmp_path), tmp_path / "out", SHARDS, STEPS)

@@ -2,8 +2,8 @@
 
     python -m common.checkpoints.benchmark --model smollm2 --dtype bfloat16
 
-measures the drafter in my/drafter, which drafter.py made, beside prompt lookup. Each drafts a fixed number of tokens for
-prompts that no drafter was trained on (benchmark.toml): questions, texts to quote, code, and conversations. Then
+measures the drafter in my/drafter, which drafter.py made, beside prompt lookup. Each drafts a fixed number of tokens
+for prompts that no drafter was trained on (benchmark.toml): questions, texts to quote, code, and conversations. Then
 stage 06 and stage 07, which chooses how many tokens to draft, answer them greedily, at several batch sizes. The
 prediction is the lesson's formula, g T(B) / (T((1 + d) B) + d t(B)): with d draft tokens a pass of each request gains
 g tokens, both counted; T(n) and t(n) are the times of a pass of the target and of the draft model over n tokens.

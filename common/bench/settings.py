@@ -91,7 +91,7 @@ class Settings:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--model", metavar="NAME", help="as for main.py (default: the bundled checkpoint)")
+        parser.add_argument("--model", metavar="NAME", help="as for demo and serve (default: the bundled checkpoint)")
         parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
         parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
         parser.add_argument("--load-format", default="auto", choices=["auto", "dummy"], help="dummy: random weights")

@@ -156,7 +156,7 @@ def fuse(model: Transformer, name: str = "triton") -> FusedTransformer:
         fused.pads = pack_linears(fused)
         fused.few = few_tokens(fused)
         if all(fused.few):
-            fused.most_few, fused.few_scores = most_few(fused), few_scores(fused)
+            fused.most_few, fused.few_scores = most_few(fused, fused_block), few_scores(fused)
     return fused
 
 

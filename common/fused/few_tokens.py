@@ -8,12 +8,12 @@ From a dozen tokens on, a library does the arithmetic better: it keeps parts of 
 """
 
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from ..model import Attend, Block, Transformer
-from . import FusedTransformer, fused_block
 from .blocks import multiplier
 from .numba_basics import address
 from .numba_kernels import compiled
@@ -112,8 +112,8 @@ def few_scores(model: Transformer) -> FewScores | None:
 
 
 @torch.inference_mode()
-def most_few(model: FusedTransformer) -> int:
-    """Return for how many tokens at most these kernels are no slower than the library's products, 0 for none.
+def most_few(model: Transformer, fused_block: Callable[..., Tensor]) -> int:
+    """Return for how many tokens at most these kernels are no slower than the library's, `fused_block`; 0 for none.
 
     Measured with as many blocks as no cache holds, or all; each side's fastest pass counts.
     """
@@ -121,13 +121,8 @@ def most_few(model: FusedTransformer) -> int:
     first = products(pairs[0][0])
     weights = sum(linear.in_features * linear.out_features for linear in first)
     pairs = pairs[: max(1, MEASURED // weights)]
-    key = (
-        weights,
-        len(pairs),
-        *(linear.blocks.form for linear in first),
-        model.norm.weight.dtype,
-        torch.get_num_threads(),
-    )
+    forms = [linear.blocks.form for linear in first]
+    key = weights, len(pairs), *forms, model.norm.weight.dtype, torch.get_num_threads()
 
     def seconds(rows: int, has_few: bool) -> float:
         residual = torch.zeros(rows, model.config.hidden_size, dtype=model.norm.weight.dtype)
@@ -144,9 +139,7 @@ def most_few(model: FusedTransformer) -> int:
             times = [
                 (seconds(rows, True), seconds(padded(rows) if model.pads else rows, False)) for _ in range(1 + TIMES)
             ]
-            ours, theirs = map(
-                min, zip(*times[1:], strict=True)
-            )  # the first time, kernels are loaded and products prepared
+            ours, theirs = map(min, zip(*times[1:], strict=True))  # the first time kernels are loaded
             if ours > GIVE_UP * theirs:
                 break
             if ours <= theirs:

@@ -87,11 +87,12 @@ def test_logits_are_those_of_transformers_own_reading_and_tokens_in_all_stages(f
 
 def test_the_tokenizer_ends_of_text_and_shards_are_the_files_own(tmp_path):
     path = write(tmp_path / "small.gguf", kind="Q8_0", **{"tokenizer.chat_template": "{{ messages }}"})
-    bundled, loaded = load_model(device="cpu", load_format="none"), load_model(path, device="cpu", fused=False)
+    options = {"device": "cpu", "fused": False, "quantization": "none"}
+    bundled, loaded = load_model(device="cpu", load_format="none"), load_model(path, **options)
     assert loaded.tokenizer(TEXT)["input_ids"] == bundled.tokenizer(TEXT)["input_ids"]
     assert loaded.tokenizer.chat_template == "{{ messages }}"
     assert loaded.eos_token_ids == {bundled.tokenizer.eos_token_id}
-    shards = [load_model(path, device="cpu", fused=False, shard=Shard(rank, 2)).model for rank in (0, 1)]
+    shards = [load_model(path, **options, shard=Shard(rank, 2)).model for rank in (0, 1)]
     whole, parts = loaded.model.blocks[1].mlp.down.weight, [shard.blocks[1].mlp.down.weight for shard in shards]
     assert torch.equal(torch.cat(parts, dim=1), whole)
 

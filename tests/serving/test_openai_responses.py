@@ -140,6 +140,7 @@ def test_what_would_change_the_answer_is_refused_by_name(service, fields, param,
     assert answer.status_code == 400 and error["param"] == param and says in error["message"], answer.text
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_clients_that_leave_and_engines_that_fail(loaded, engine, monkeypatch):
     body = {"model": "bundled", "input": "Who?", "extra_body": {"ignore_eos": True}, "temperature": 0}
     with openai_server("06", loaded, engine=engine) as service:

@@ -236,7 +236,7 @@ def test_every_verb_tells_what_it_does_and_its_own_options(verb, monkeypatch, ca
     output, errors = capsys.readouterr()
     assert (status or 0, errors) == (0, "") and output.startswith(f"usage: python3 course.py {verb}")
     assert OPTIONS[verb] in output and ("stage 08" in output) == (verb in ("demo", "serve", "watch", "predict"))
-    assert "main.py" not in output and "--prompt TEXT" not in output
+    assert "usage: main.py" not in output and "--prompt TEXT" not in output
 
 
 def test_options_of_what_is_not_installed_yet_install_nothing(tree):

@@ -201,9 +201,7 @@ def make_drafter(model: str | None, folder: Path, shards: int, steps: int) -> in
     with StatusLine() as status:
         write_conversations(target, folder, range(shards), status)
     write_config(target, folder)
-    training = Distillation(
-        target, folder, range(shards), Phase(steps, mix="conversations", peak_rate=0.012, embedding_factor=0.05)
-    )
+    training = Distillation(target, folder, range(shards), Phase(steps, mix="conversations", peak_rate=0.012))
     training.resume()
     for number in (SIGINT, SIGTERM):
         set_handler(number, training.stop)

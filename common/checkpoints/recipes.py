@@ -22,7 +22,6 @@ class Phase:
     teacher: str | None = None  # learn this checkpoint's distribution over the next token instead of the token
     # Without a norm on Q and K, larger steps saturate attention: softmax becomes one-hot and stops learning.
     peak_rate: float = 0.002  # the learning rate of both optimizers after `warmup` steps
-    embedding_factor: float = 1.0  # on the learning rate, for the embedding
     warmup: int = 50
     first_document: int = 0  # elsewhere where an earlier phase has the same mix, so that no document comes twice
     mean_of: tuple[int, ...] = ()  # begin with the mean of what these phases ended with (Wortsman et al., 2022)

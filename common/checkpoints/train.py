@@ -100,13 +100,10 @@ class Training:
         self.model = Transformer(self.config)
         self.start_weights()
         matrices = [p for path, p in self.model.named_parameters() if p.ndim == 2 and "embedding" not in path]
-        norms = [p for p in self.model.parameters() if p.ndim == 1]
-        embedding = {"params": [self.model.embedding.weight], "factor": self.phase.embedding_factor}
+        others = [p for path, p in self.model.named_parameters() if p.ndim == 1 or "embedding" in path]
         self.optimizers = (
             torch.optim.Muon(matrices, weight_decay=0.1, adjust_lr_fn="match_rms_adamw"),
-            torch.optim.AdamW(
-                [{"params": norms, "factor": 1.0}, embedding], betas=(0.9, 0.95), weight_decay=0.0, fused=True
-            ),
+            torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
         )
         self.step, self.tokens, self.next_document, self.seconds = 0, 0, self.phase.first_document, 0.0
         self.history: list[dict] = []  # {"step", "train_loss"} and now and then "held_out_loss"
@@ -182,8 +179,7 @@ class Training:
             loss = self.loss(batch, self.teacher)
             loss.backward()
             for optimizer in self.optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = learning_rate(self.step, self.phase) * group.get("factor", 1.0)
+                optimizer.param_groups[0]["lr"] = learning_rate(self.step, self.phase)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
             recent.append(loss.item())

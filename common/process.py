@@ -71,6 +71,12 @@ def join_all(threads: Iterable[threading.Thread], seconds: float) -> None:
         thread.join(max(0.0, give_up - time.monotonic()))
 
 
+def return_freed_memory() -> None:
+    """Let the C library give back what it has kept until now: while a model loads, each copy is another size."""
+    with suppress(TypeError, AttributeError):  # Windows; no such function
+        ctypes.CDLL(None).malloc_trim(0)
+
+
 def keep_freed_memory() -> None:
     """Let the C library keep the memory of freed tensors for the next ones. Only glibc has these settings."""
     with suppress(TypeError, AttributeError):  # Windows; no such function

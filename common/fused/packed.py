@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..process import return_freed_memory
+
 PIECE = 16  # blocks
 MOST_TWICE = 2**26  # bytes of weights that may be in memory twice
 MOST_PREPARED = 2048  # rows
@@ -116,6 +118,8 @@ def pack_linears(model: nn.Module) -> bool:
         packed = PackedLinear(linear, twice) if can_pack(linear.weight.dtype) else None
         if packed is not None and (small or packed.blocks is not None):
             setattr(parent, name, packed)
+            del linear
+            return_freed_memory()
             if not small:
                 model.embedding = PackedEmbedding(packed)
         else:

@@ -132,7 +132,7 @@ def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE, quantiz
         else:
             for place, part in parts:
                 copy(part, place)
-    if tied_head is not None and quantization == "none" and not same_values(tied_head[1], model.head.weight):
+    if tied_head is not None and hasattr(model.head, "weight") and not same_values(tied_head[1], model.head.weight):
         # A second copy of the embedding is harmless; other values mean that config.json does not fit its checkpoint.
         raise InvalidInput(f"{tied_head[0]}: lm_head.weight is not the embedding, but config.json says they are tied")
 

@@ -35,7 +35,7 @@ def test_the_first_token_that_differs_is_named(ours, says, monkeypatch, capsys):
     reference = SimpleNamespace(generate_like=lambda prompt, answer: [5, 6, 7][: len(answer)])
     monkeypatch.setattr(demo, "Reference", lambda *_: reference)
     request = SimpleNamespace(request_id="one", prompt_token_ids=[1], token_ids=ours)
-    demo.check_against_reference(SimpleNamespace(name="any", device="cpu", dtype=torch.float32), [request])
+    demo.check_against_reference(SimpleNamespace(name="any", device="cpu", kv_dtype=torch.float32), [request])
     assert says in capsys.readouterr().out
 
 
@@ -46,7 +46,7 @@ def test_a_near_tie_that_bfloat16_decides_otherwise_is_no_fault(gap, says, monke
     reference = SimpleNamespace(generate_like=lambda *_: [5, 6, 7], next_logits=lambda token_ids: logits)
     monkeypatch.setattr(demo, "Reference", lambda *_: reference)
     request = SimpleNamespace(request_id="one", prompt_token_ids=[1], token_ids=[5, 8, 7])
-    demo.check_against_reference(SimpleNamespace(name="any", device="cpu", dtype=torch.bfloat16), [request])
+    demo.check_against_reference(SimpleNamespace(name="any", device="cpu", kv_dtype=torch.bfloat16), [request])
     assert says in capsys.readouterr().out
 
 

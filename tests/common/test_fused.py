@@ -16,6 +16,7 @@ from tests.helpers.triton_marks import devices, needs_triton, on_cpu
 
 pytest.importorskip("numba", exc_type=ImportError)
 
+from common import fused as fusing
 from common.attention import PagedBatch
 from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation
 from common.fused.packed import PackedLinear
@@ -310,7 +311,7 @@ def test_steps_are_filled_up_to_few_numbers_of_rows(monkeypatch):
 
 
 def test_few_tokens_are_as_many_as_the_kernels_are_faster_for(monkeypatch):
-    now, few, library = [0.0], few_tokens.FewTokens.__call__, few_tokens.fused_block
+    now, few, library = [0.0], few_tokens.FewTokens.__call__, fusing.fused_block
 
     def lasting(function, seconds):
         def call(*arguments):
@@ -320,7 +321,7 @@ def test_few_tokens_are_as_many_as_the_kernels_are_faster_for(monkeypatch):
         return call
 
     monkeypatch.setattr(few_tokens, "time", SimpleNamespace(thread_time=lambda: now[0]))
-    monkeypatch.setattr(few_tokens, "fused_block", lasting(lambda *a: library(*a), lambda rows: 2.0))
+    monkeypatch.setattr(fusing, "fused_block", lasting(lambda *a: library(*a), lambda rows: 2.0))
     for slope, most in ((0.15, 6), (0.01, 32), (2.0, 0)):
         monkeypatch.setattr(few_tokens, "_most", {})
         monkeypatch.setattr(

@@ -100,7 +100,8 @@ def probe(tmp_path):
 
     def run(name="course", basics=None, **variables):
         folder = tmp_path / name
-        for file in ("common/process.py", "common/fused/kept_kernels.py", "common/fused/numba_basics.py"):
+        for file in ("process.py", "fused/kept_kernels.py", "fused/numba_basics.py", "fused/blocks.py"):
+            file = f"common/{file}"
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / file, folder / file)
         if basics:

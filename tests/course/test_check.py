@@ -43,7 +43,7 @@ def test_a_blank_stage_fails_at_once_and_gives_a_hint_only_if_asked(root, capsys
 
 def test_after_the_contract_a_stage_is_timed_and_its_page_map_drawn(capsys):
     assert check.measure_throughput(STAGE_05, None, picture=True) > 0
-    assert "which request owns which page" in capsys.readouterr().out
+    assert "Each is a page and names its owner" in capsys.readouterr().out
 
 
 PAGES = "return [pages[position // size] * size + position % size for position in range(start, stop)]"

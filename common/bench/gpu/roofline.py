@@ -50,7 +50,7 @@ def draw(card: str, png: Path) -> None:
     message = "Why batch: up to a point, many requests take as long as one"
     remark = "Thick: the roof, the longest of reading, computing, launching. Dots: steps of stage 04 and, right, 06."
     with plots.page(png, "Qwen3-0.6B, bfloat16, random weights.", message, columns=2, remark=remark) as (left, right):
-        cpu, (name, *rates) = committed("05_paged_attention.benchmark", LARGE), CARDS[card]
+        cpu, (name, *rates) = committed("05_paged_attention.benchmark", LARGE[-1]), CARDS[card]
         times = cpu["sides"]["04_continuous_batching"]["step_total_ms"]["median"]
         points = dict(zip(cpu["sizes"]["batches"], times, strict=True))
         draw_roof(left, plots.place(cpu["hardware"]), cpu, points, cpu["sizes"]["context"])

@@ -23,7 +23,7 @@ def values_of(service) -> dict[str, float]:
     return {f"{name} {reason}".strip(): float(value) for name, reason, value in found}
 
 
-def test_metrics(loaded):
+def test_metrics(loaded, apart):
     with openai_server("06", loaded) as service:
         asked = {"prompt": [*range(100, 140)], "max_tokens": 5, "ignore_eos": True, "temperature": 0}
         used = [service.post(**asked).json()["usage"] for _ in range(2)]
@@ -42,8 +42,8 @@ def test_metrics(loaded):
     assert values["prefix_cache_queries_total"] >= 80
     parts = (values[f"request_{part}_time_seconds_sum"] for part in ("prefill", "decode"))
     assert sum(parts) == pytest.approx(values["request_inference_time_seconds_sum"])
-    gaps = values["inter_token_latency_seconds_count"]  # of 8, if no two reports of another process arrive together
-    assert values["time_per_output_token_seconds_count"] == gaps >= 2
+    gaps = values["inter_token_latency_seconds_count"]  # reports of another process may arrive together
+    assert values["time_per_output_token_seconds_count"] == gaps >= (2 if apart else 8)
     counted = {f"{name.removeprefix('vllm:')}_total" for name, _ in metrics.COUNTED.values()}
     buckets = {f"{name}_bucket" for name in metrics.HISTOGRAMS}
     asked = set(re.findall(r"vllm:(\w+)", (ROOT / "common" / "serving" / "monitoring" / "grafana.json").read_text()))

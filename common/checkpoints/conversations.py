@@ -20,14 +20,14 @@ from torch import Tensor
 from common.demo import bar
 from common.errors import InvalidInput
 from common.loader import Loaded
-from common.model import Attend, Transformer
+from common.model import Attend
 from common.request import Request
 from common.sampling import SampledToken, SamplingParams, uniform
 from common.stages import load_engine
 from common.terminal import StatusLine
 
 SHARD = 32  # conversations in a file
-AT_ONCE = 64  # requests
+AT_ONCE = {"cpu": 64, "cuda": 512}  # requests
 CANDIDATES = 64  # tokens that may be drawn
 LIKELIEST = 8  # tokens of the target's distribution that are kept; all others together have a tenth of the probability
 QUESTION_TOKENS, ANSWER_TOKENS = 120, 256
@@ -86,8 +86,9 @@ class Conversation:
         """Return how the next turn is sampled. min_p drops the unlikeliest tokens, which make questions nonsense."""
         seed = 16 * self.number + len(self.messages)
         if len(self.messages) % 2:
-            return SamplingParams(max_tokens=ANSWER_TOKENS, temperature=self.rng.choice(TEMPERATURES), seed=seed)
-        return SamplingParams(max_tokens=QUESTION_TOKENS, temperature=1.0, min_p=0.05, seed=seed)
+            temperature = self.rng.choice(TEMPERATURES)
+            return SamplingParams(max_tokens=ANSWER_TOKENS, temperature=temperature, top_k=CANDIDATES, seed=seed)
+        return SamplingParams(max_tokens=QUESTION_TOKENS, temperature=1.0, top_k=CANDIDATES, min_p=0.05, seed=seed)
 
     def append(self, text: str) -> None:
         role = "assistant" if len(self.messages) % 2 else "user"
@@ -118,8 +119,10 @@ def draw_candidates(requests: Sequence[Request], logits: Tensor) -> SimpleNamesp
 
 def finished_conversations(loaded: Loaded, numbers: Sequence[int]) -> Iterator[list[Conversation]]:
     """Have the model write these conversations, AT_ONCE at a time; after each step, yield those that ended in it."""
-    engine = load_engine("06")(loaded, max_running=AT_ONCE)
-    engine.draw = draw_candidates
+    at_once = AT_ONCE[loaded.device.type]
+    engine = load_engine("06")(loaded, max_running=at_once)
+    if loaded.device.type == "cpu":
+        engine.draw = draw_candidates
     waiting, running = iter(numbers), {}
 
     def goes_on(conversation: Conversation) -> bool:
@@ -133,7 +136,7 @@ def finished_conversations(loaded: Loaded, numbers: Sequence[int]) -> Iterator[l
         return True
 
     while True:
-        for number in islice(waiting, AT_ONCE - len(running)):
+        for number in islice(waiting, at_once - len(running)):
             if not goes_on(Conversation(loaded.tokenizer, number)):
                 raise InvalidInput(f"a context of {engine.max_model_len} tokens is too short for a question")
         if not running:
@@ -164,7 +167,7 @@ def write_conversations(loaded: Loaded, folder: Path, shards: Sequence[int], sta
             shard[conversation.number] = conversation.tokens(conversation.text())
             tokens += len(shard[conversation.number])
             if len(shard) == SHARD:
-                write_shard(loaded.model, shard_file(folder, conversation.number // SHARD), shard)
+                write_shard(loaded, shard_file(folder, conversation.number // SHARD), shard)
                 del ended[conversation.number // SHARD]
         done = 1 - sum(SHARD - len(shard) for shard in ended.values()) / (len(shards) * SHARD)
         seconds = time.monotonic() - start
@@ -172,18 +175,18 @@ def write_conversations(loaded: Loaded, folder: Path, shards: Sequence[int], sta
 
 
 @torch.inference_mode()
-def write_shard(model: Transformer, file: Path, conversations: dict[int, list[int]]) -> None:
+def write_shard(loaded: Loaded, file: Path, conversations: dict[int, list[int]]) -> None:
     """Write conversations in the order of their numbers, with what the model finds likeliest after each token."""
     texts = [conversations[number] for number in sorted(conversations)]
     lengths = [len(text) for text in texts]
-    token_ids = torch.tensor(sum(texts, []))
-    hidden = model(token_ids, positions_of(lengths), ragged_attention(lengths))
-    found = [model.logits(rows).softmax(-1).topk(LIKELIEST) for rows in hidden.split(512)]
+    token_ids, positions = torch.tensor(sum(texts, [])), positions_of(lengths)
+    hidden = loaded.model(token_ids.to(loaded.device), positions.to(loaded.device), ragged_attention(lengths))
+    found = [loaded.model.logits(rows).softmax(-1).topk(LIKELIEST) for rows in hidden.split(512)]
     tensors = {
         "token_ids": token_ids,
         "lengths": torch.tensor(lengths),
-        "likeliest": torch.cat([part.indices for part in found]),  # [N, LIKELIEST]
-        "probabilities": torch.cat([part.values for part in found]),
+        "likeliest": torch.cat([part.indices for part in found]).cpu(),  # [N, LIKELIEST]
+        "probabilities": torch.cat([part.values for part in found]).cpu(),
     }
     temporary = file.with_suffix(".tmp")
     save_file(tensors, temporary)

@@ -1,6 +1,6 @@
 """Make a drafter for a model: the model writes conversations, and a model of two layers learns to guess its tokens.
 
-    python -m common.checkpoints.drafter --model smollm2 --out my/drafter     # two hours on two CPU cores
+    python -m common.checkpoints.drafter --model smollm2 --out my/drafter    # two hours on two CPU cores
     python 07_speculative/main.py --model smollm2 --draft my/drafter --prompt "What is a drafter?" --chat
 
 The conversations (conversations.py) go to the folder as they end, the drafter's state every 200 steps and on Ctrl-C:
@@ -9,6 +9,7 @@ the same command resumes from there.
 Nearly all of such a small model is its embedding, and nearly all of its work are the scores of the whole vocabulary.
 So it begins as what is nearest to the target's own output layer in that width. And a step computes the scores
 of the tokens that the target finds likely somewhere in the batch, and of a few others, which stand for all the rest.
+On a GPU it computes all scores, and takes as many tokens as there are in eight steps of a CPU.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from torch import Tensor
 from common.errors import InvalidInput, expect_writable
 from common.loader import Loaded, load_model
 from common.loader.config import read_config
+from common.loader.device import choose_device
 from common.terminal import StatusLine, note, run_to_end
 
 from .conversations import SHARD, positions_of, ragged_attention, shard_file, write_conversations
@@ -36,7 +38,8 @@ from .recipes import Phase
 from .train import SNAPSHOT_EVERY, THREADS, Training
 
 WIDTH, LAYERS, HEADS = 176, 2, 3  # 49,152 tokens in bfloat16 are then 17 MB, the layers 2 MB
-OTHERS = 2048  # tokens beside the likely ones whose scores a step computes
+OTHERS = 2048  # tokens beside the likely ones whose scores a step computes on a CPU
+TOKENS_PER_STEP = {"cpu": 2048, "cuda": 16384}
 HELD_OUT = 0  # the file whose conversations are not learned from
 MEASURED = 16  # conversations that show which hidden states the target has
 
@@ -62,6 +65,7 @@ class Distillation(Training):
     def __init__(self, target: Loaded, folder: Path, shards: Sequence[int], phase: Phase):
         self.name, self.number, self.folder, self.phase = "drafter", 1, folder, phase
         self.snapshot_file, self.teacher, self.target = folder / "snapshot.pt", None, target
+        self.device = target.device
         self.config = read_config(folder)
         self.texts = [text for shard in shards if shard != HELD_OUT for text in read_texts(shard_file(folder, shard))]
         self.held_out = read_texts(shard_file(folder, HELD_OUT))
@@ -94,12 +98,15 @@ class Distillation(Training):
         model, config = self.target.model, self.target.config
         texts = self.texts[:MEASURED]
         lengths = [len(text.token_ids) for text in texts]
-        token_ids = torch.cat([text.token_ids for text in texts])
-        hidden = model(token_ids, positions_of(lengths), ragged_attention(lengths)).float()  # [N, target's hidden]
-        output = model.logits(torch.eye(config.hidden_size, dtype=self.target.dtype)).T  # W, whatever its layout
+        token_ids, positions = torch.cat([text.token_ids for text in texts]), positions_of(lengths)
+        hidden = model(token_ids.to(self.device), positions.to(self.device), ragged_attention(lengths))
+        hidden = hidden.float()  # [N, target's hidden]
+        eye = torch.eye(config.hidden_size, dtype=self.target.dtype, device=self.device)
+        output = model.logits(eye).float().T  # W, whatever its layout
         often = torch.full((config.vocab_size,), 1e-6)
         for text in self.texts:
             often.index_add_(0, text.likeliest.flatten(), text.probabilities.flatten() / len(token_ids))
+        often = often.to(self.device)
         output = output - often @ output / often.sum()
         sizes, axes = torch.linalg.eigh(hidden.T @ hidden / len(hidden))
         root = axes * sizes.clamp(min=0).sqrt() @ axes.T
@@ -122,13 +129,15 @@ class Distillation(Training):
         The sum over the vocabulary is exact for the tokens that are likely somewhere in the batch, and estimated for
         the rest, from OTHERS that depend on the step alone.
         """
-        token_ids, likeliest, probabilities = (torch.cat(part) for part in zip(*batch, strict=True))
+        token_ids, likeliest, probabilities = (torch.cat(part).to(self.device) for part in zip(*batch, strict=True))
         known, places = likeliest.unique(return_inverse=True)
-        some = torch.randint(self.config.vocab_size, (OTHERS,), generator=torch.Generator().manual_seed(self.step))
+        some = torch.arange(self.config.vocab_size, device=self.device)
+        if self.device.type == "cpu":
+            some = torch.randint(len(some), (OTHERS,), generator=torch.Generator().manual_seed(self.step))
         others = some[~torch.isin(some, known)]
-        weight = torch.zeros(len(known) + len(others))
+        weight = torch.zeros(len(known) + len(others), device=self.device)
         weight[len(known) :] = math.log((self.config.vocab_size - len(known)) / max(1, len(others)))
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast(self.device.type, torch.bfloat16):
             scores = F.linear(self.hidden(batch), self.model.embedding.weight[torch.cat([known, others])])
         scores = scores.float() + weight
         distances = scores.logsumexp(-1, keepdim=True) - scores.gather(-1, places)
@@ -137,8 +146,8 @@ class Distillation(Training):
     def hidden(self, batch: list[Text]) -> Tensor:
         """Run the drafter over whole texts: `[N, hidden_size]`."""
         lengths = [len(text.token_ids) for text in batch]
-        token_ids = torch.cat([text.token_ids for text in batch])
-        return self.model(token_ids, positions_of(lengths), ragged_attention(lengths))
+        token_ids, positions = torch.cat([text.token_ids for text in batch]), positions_of(lengths)
+        return self.model(token_ids.to(self.device), positions.to(self.device), ragged_attention(lengths))
 
     def export(self) -> None:
         """Write weights and record, with what the drafter learned from and how often it agrees with its target."""
@@ -153,11 +162,12 @@ class Distillation(Training):
         """Return the loss over the whole vocabulary on conversations that training never sees. `tokens` is ignored."""
         total, agreed, count = 0.0, 0, 0
         for text in self.held_out:
-            with torch.autocast("cpu", torch.bfloat16):
+            with torch.autocast(self.device.type, torch.bfloat16):
                 scores = self.model.logits(self.hidden([text]))
-            likely = scores.log_softmax(-1).gather(-1, text.likeliest)
-            total -= (text.probabilities * likely).sum().item()
-            agreed += (scores.argmax(-1) == text.likeliest[:, 0]).sum().item()
+            likeliest = text.likeliest.to(self.device)
+            likely = scores.log_softmax(-1).gather(-1, likeliest)
+            total -= (text.probabilities.to(self.device) * likely).sum().item()
+            agreed += (scores.argmax(-1) == likeliest[:, 0]).sum().item()
             count += len(text.token_ids)
         self.agreement = agreed / count
         note(f"the drafter's likeliest token is the target's for {self.agreement:.1%} of tokens never seen")
@@ -188,20 +198,22 @@ def write_config(target: Loaded, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
 
 
-def make_drafter(model: str | None, folder: Path, shards: int, steps: int) -> int:
+def make_drafter(model: str | None, folder: Path, shards: int, steps: int, device: str = "auto") -> int:
     """Do what is not done yet; return the exit status.
 
     Raise InvalidInput or FileNotFoundError if the model cannot be had, or cannot write conversations.
     """
     expect_writable(folder / "model.safetensors")
-    target = load_model(model, device="cpu", dtype="bfloat16" if has_bfloat16() else "auto")
+    where = choose_device(device)[0]
+    target = load_model(model, device=where, dtype="bfloat16" if where.type == "cpu" and has_bfloat16() else "auto")
     if target.tokenizer is None:
         raise InvalidInput(f"{target.name} has no tokenizer, and cannot write conversations: give another model")
     folder.mkdir(parents=True, exist_ok=True)
     with StatusLine() as status:
         write_conversations(target, folder, range(shards), status)
     write_config(target, folder)
-    training = Distillation(target, folder, range(shards), Phase(steps, mix="conversations", peak_rate=0.012))
+    phase = Phase(steps, TOKENS_PER_STEP[where.type], mix="conversations", peak_rate=0.012)
+    training = Distillation(target, folder, range(shards), phase)
     training.resume()
     for number in (SIGINT, SIGTERM):
         set_handler(number, training.stop)
@@ -222,13 +234,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", metavar="NAME", help="the target, as for main.py (default: the bundled checkpoint)")
     parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the drafter goes")
+    parser.add_argument("--device", default="auto", help="auto, cpu, or cuda (default auto: a GPU if there is one)")
     parser.add_argument("--texts", type=int, default=80, metavar="N", help=f"of {SHARD} conversations (default 80)")
     parser.add_argument("--steps", type=int, default=2500, metavar="N", help="of training (default 2500)")
     args = parser.parse_args()
     if args.texts < 2 or args.steps < 1:
         parser.error("--texts must be 2 or more, since one is held out, and --steps 1 or more")
     torch.set_num_threads(THREADS)
-    return make_drafter(args.model, args.out, args.texts, args.steps)
+    return make_drafter(args.model, args.out, args.texts, args.steps, args.device)
 
 
 if __name__ == "__main__":

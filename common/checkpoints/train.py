@@ -87,7 +87,7 @@ class Training:
     def __init__(self, name: str, number: int, folder: Path, work: Path):
         self.name, self.number, self.folder = name, number, folder
         self.config, self.phase = read_config(folder), PHASES[name][number - 1]
-        self.work, self.snapshot_file = work, work / f"{name}-{number}.pt"
+        self.work, self.snapshot_file, self.device = work, work / f"{name}-{number}.pt", torch.device("cpu")
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.teacher = None
         if self.phase.teacher:
@@ -97,7 +97,7 @@ class Training:
     def begin(self) -> None:
         """Make the model and its optimizers, for step 0."""
         torch.manual_seed(0)
-        self.model = Transformer(self.config)
+        self.model = Transformer(self.config).to(self.device)
         self.start_weights()
         matrices = [p for path, p in self.model.named_parameters() if p.ndim == 2 and "embedding" not in path]
         others = [p for path, p in self.model.named_parameters() if p.ndim == 1 or "embedding" in path]
@@ -142,7 +142,7 @@ class Training:
 
     def resume(self) -> None:
         if self.snapshot_file.exists():
-            state = torch.load(self.snapshot_file)
+            state = torch.load(self.snapshot_file, map_location=self.device)
             self.model.load_state_dict(state["model"])
             for optimizer, its_state in zip(self.optimizers, state["optimizers"], strict=True):
                 optimizer.load_state_dict(its_state)

@@ -186,7 +186,7 @@ def write_shard(loaded: Loaded, file: Path, conversations: dict[int, list[int]])
         "token_ids": token_ids,
         "lengths": torch.tensor(lengths),
         "likeliest": torch.cat([part.indices for part in found]).cpu(),  # [N, LIKELIEST]
-        "probabilities": torch.cat([part.values for part in found]).cpu(),
+        "probabilities": torch.cat([part.values for part in found]).float().cpu(),
     }
     temporary = file.with_suffix(".tmp")
     save_file(tensors, temporary)

@@ -54,6 +54,7 @@ class Text(NamedTuple):
 
 def read_texts(file: Path) -> list[Text]:
     tensors = load_file(file)
+    tensors["probabilities"] = tensors["probabilities"].float()
     lengths = tensors["lengths"].tolist()
     parts = (tensors[name].split(lengths) for name in ("token_ids", "likeliest", "probabilities"))
     return [Text(ids, likeliest, p) for ids, likeliest, p in zip(*parts, strict=True)]

@@ -120,7 +120,7 @@ def draw_candidates(requests: Sequence[Request], logits: Tensor) -> SimpleNamesp
 def finished_conversations(loaded: Loaded, numbers: Sequence[int]) -> Iterator[list[Conversation]]:
     """Have the model write these conversations, AT_ONCE at a time; after each step, yield those that ended in it."""
     at_once = AT_ONCE[loaded.device.type]
-    engine = load_engine("06")(loaded, max_running=at_once)
+    engine = load_engine("06")(loaded, max_running=at_once, token_budget=8 * at_once)
     if loaded.device.type == "cpu":
         engine.draw = draw_candidates
     waiting, running = iter(numbers), {}

@@ -1,6 +1,7 @@
 """Make a drafter for a model: the model writes conversations, and a model of two layers learns to guess its tokens.
 
     python -m common.checkpoints.drafter --model smollm2 --out my/drafter    # two hours on two CPU cores
+    python -m common.checkpoints.drafter ... --texts 160 --steps 500         # some five minutes on an H200
     python 07_speculative/main.py --model smollm2 --draft my/drafter --prompt "What is a drafter?" --chat
 
 The conversations (conversations.py) go to the folder as they end, the drafter's state every 200 steps and on Ctrl-C:

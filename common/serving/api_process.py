@@ -195,10 +195,14 @@ class RemoteEngine(BaseEngine):
 
 
 class Steps:
-    """The engine's side: takes orders between two steps, and reports after each."""
+    """The engine's side: takes orders between two steps, and reports after each.
 
-    def __init__(self, engine: BaseEngine, connection: Connection):
-        self.engine, self.connection = Scoring(engine), connection
+    interval: how many tokens a request gains from one report to the next, but for its first and its last. A stop string
+    is found that much later.
+    """
+
+    def __init__(self, engine: BaseEngine, connection: Connection, interval: int = 1):
+        self.engine, self.connection, self.interval = Scoring(engine), connection, interval
         loaded = Loaded(
             None, engine.tokenizer, engine.config, engine.eos_token_ids, engine.name, engine.device, engine.dtype,
             sampling_defaults=engine.sampling_defaults,
@@ -220,7 +224,8 @@ class Steps:
             except BaseException as error:
                 send(self.connection, EngineFailed(out_of_memory(error) or repr(error)))
                 raise
-            send(self.connection, report)
+            if report is not None:
+                send(self.connection, report)
 
     def _receive(self) -> list[Order | str] | None:
         """Return what has come, None if no more can come; an idle engine waits for it, up to its `idle_seconds`."""
@@ -233,7 +238,8 @@ class Steps:
             return mail or None
         return mail
 
-    def _step(self, mail: Sequence[Order | str]) -> Report:
+    def _step(self, mail: Sequence[Order | str]) -> Report | None:
+        """Return what there is to report; None if a later step will say as much."""
         gains = []
         for one in mail:
             if isinstance(one, str):
@@ -247,8 +253,11 @@ class Steps:
                 del self.compiling[request_id]
                 gains += self._add(form, order)
         before = self.engine.trace.steps
-        gains += map(self._gain, self.engine.step())
-        return Report(gains, self._first_steps(before), self.engine.stats(), self.engine.unavailable)
+        gains += [self._gain(request) for request in self.engine.step() if self._due(request)]
+        records, unavailable = self._first_steps(before), self.engine.unavailable
+        if self.engine.has_unfinished and not (mail or gains or records or unavailable):
+            return None
+        return Report(gains, records, self.engine.stats(), unavailable)
 
     def _add(self, form: Future, order: Order) -> list[Gain]:
         """Give an order to the engine. If it refuses what RemoteEngine has accepted, return the request's end."""
@@ -266,6 +275,10 @@ class Steps:
         for known in (self.compiling, self.reported):
             known.pop(request_id, None)
         self.queued.discard(request_id)
+
+    def _due(self, request: Request) -> bool:
+        reported = self.reported.get(request.request_id, -self.interval)
+        return request.finished or len(request.token_ids) - reported >= self.interval
 
     def _gain(self, request: Request) -> Gain:
         first = self.reported.get(request.request_id, 0)
@@ -308,7 +321,7 @@ def serve_apart(engine: BaseEngine, args: argparse.Namespace, server_module: Cal
     signal.signal(signal.SIGINT, pass_on)
     there.close()  # or the end of the process would not be noticed
     try:
-        Steps(engine, here).run()
+        Steps(engine, here, args.stream_interval).run()
     finally:
         here.close()
         process.join(LEAVING_SECONDS)

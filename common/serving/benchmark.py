@@ -1,8 +1,8 @@
 """How much of what the engine generates reaches the clients?
 
 Method. The same requests, 32 at a time, each side in a process of its own: the engine of stage 06 driven by a loop in
-its own process, and its server asked over HTTP for streamed completions, the load generator on the same cores. The
-processor time that the client takes is measured as well.
+its own process, and its server asked over HTTP for streamed completions, the load generator on the same cores; and the
+server with `--api-process --stream-interval 8`. The processor time that the client takes is measured as well.
 
 Expectation. An engine's step computes outside of Python's interpreter lock, and while it does, the event loop can write
 what the step before has brought. So the server costs the Python between two steps, and, on two cores that the engine
@@ -29,6 +29,12 @@ from common.loader import load_tokenizer
 from common.stages import load_engine
 
 STAGE = "06_prefix_cache"
+APART = ("--api-process", "--stream-interval", "8")
+SIDES = {
+    "engine": "the engine alone",
+    "server": "over HTTP, streamed",
+    "apart": "over HTTP in a process of its own, 8 tokens a chunk",
+}
 
 
 def jobs_of(settings: Settings, sizes: dict, seed: int) -> list[Job]:
@@ -43,8 +49,8 @@ def measure_engine(settings: Settings, sizes: dict) -> Figures:
     return {"tokens_per_second": result.throughput}
 
 
-def measure_server(settings: Settings, sizes: dict) -> Figures:
-    with running_server(STAGE, settings) as url:
+def measure_server(settings: Settings, sizes: dict, *options: str) -> Figures:
+    with running_server(STAGE, settings, *options) as url:
         for seed in (0, 1):  # the first is a warm-up
             jobs = jobs_of(settings, sizes, seed)
             result = generate_load(url, jobs, Target("bundled"), concurrency=sizes["clients"]).checked()
@@ -52,20 +58,29 @@ def measure_server(settings: Settings, sizes: dict) -> Figures:
     return {"tokens_per_second": result.throughput, "client_processor_percent": client_percent}
 
 
+def measure_apart(settings: Settings, sizes: dict) -> Figures:
+    return measure_server(settings, sizes, *APART)
+
+
 def draw(document: dict, png: Path) -> None:
-    engine, server = (document["sides"][side]["tokens_per_second"] for side in ("engine", "server"))
-    share = 100 * server["median"] / engine["median"]
-    message = f"Over HTTP, throughput is {share:.0f} percent of the engine's alone"
+    rates = {label: document["sides"][side]["tokens_per_second"] for side, label in measured(document)}
+    engine, *servers = (rate["median"] for rate in rates.values())
+    shares = " and ".join(f"{100 * server / engine:.0f}" for server in servers)
+    message = f"Over HTTP, throughput is {shares} percent of the engine's alone"
     clients = document["sizes"]["clients"]
     remark = f"Stage 06, {clients} clients at once; server and clients share the machine's cores."
     with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):
-        plots.bars(panel, ["06", "06"], [engine, server], ["the engine alone", "over HTTP, streamed"])
+        plots.bars(panel, ["06"] * len(rates), [*rates.values()], [*rates])
         plots.axes(panel, "", "output tokens per second")
+
+
+def measured(document: dict) -> list[tuple[str, str]]:
+    return [(side, label) for side, label in SIDES.items() if side in document["sides"]]
 
 
 def report(document: dict) -> dict[str, Rows]:
     rows = [["", "output tokens/s", "from least to most", "ms for a token"]]
-    for side, label in (("engine", "the engine alone"), ("server", "over HTTP, streamed")):
+    for side, label in measured(document):
         rate = document["sides"][side]["tokens_per_second"]
         reach = f"{plots.short(rate['min'])} to {plots.short(rate['max'])}"
         rows.append([label, plots.short(rate["median"]), reach, plots.short(1e3 / rate["median"])])
@@ -75,7 +90,7 @@ def report(document: dict) -> dict[str, Rows]:
 BENCHMARK = Benchmark(
     **described(__file__),
     description=__doc__,
-    sides={"engine": measure_engine, "server": measure_server},
+    sides={"engine": measure_engine, "server": measure_server, "apart": measure_apart},
     derive=lambda config, dtype, sizes, measured: {},
     draw=draw,
     headline=Headline(

@@ -15,7 +15,7 @@ from common.bench import suite
 from common.bench.cost_model import head_parameters, parameters, step_floor, step_flops
 from common.bench.documents import read_json
 from common.bench.gpu import __main__ as command
-from common.bench.gpu import nano, roofline, smoke, timeline
+from common.bench.gpu import budget, nano, roofline, smoke, timeline
 from common.bench.gpu import tests as gpu_tests
 from common.bench.gpu.budget import part_of, parts_of, step_budget
 from common.bench.gpu.tests import run_pytest, told
@@ -105,7 +105,7 @@ def test_what_is_wrong_is_told_with_all_figures_and_measured_again(tmp_path, mon
     assert "kernels: FAILED test_a" in tables and "05_paged_attention  1" in tables
 
 
-@pytest.mark.parametrize("part", [nano, smoke])
+@pytest.mark.parametrize("part", [nano, smoke, gpu_tests, budget])
 def test_committed_results_can_be_read(part):
     tables = part.report(committed(part.__name__, f"nvidia-h200-{part.BENCHMARK.name}"))
     assert all(len(rows) > 1 for name, rows in tables.items() if name != "wrong")

@@ -130,6 +130,7 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m common.bench.gpu.timeline", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, metavar="PNG", default=ROOT / "common/acceleration/timeline.png")
     png, ways = parser.parse_args().out, {}
+    png.parent.mkdir(parents=True, exist_ok=True)
     if torch.cuda.is_available():
         loaded = Settings(SIZES["model"], load_format="dummy").load(SIZES["context"])
         for number, (way, (graphs, overlap)) in enumerate(WAYS.items()):

@@ -61,10 +61,10 @@ def test_both_processes_end_together(killed, sent, status, said, last):
 
 
 @pytest.fixture
-def remote(loaded):
-    """(engine, RemoteEngine before it, a function that waits for the next report)."""
+def remote(loaded, request):
+    """(engine, RemoteEngine before it, a function that waits for the next report). Its parameter is the interval."""
     engine, (here, there) = load_engine("06")(loaded, kv_memory="1M"), Pipe()
-    steps = threading.Thread(target=lambda: Steps(engine, there).run())
+    steps = threading.Thread(target=lambda: Steps(engine, there, getattr(request, "param", 1)).run())
     steps.start()
     remote = RemoteEngine(here)
 
@@ -76,6 +76,16 @@ def remote(loaded):
     yield engine, remote, step
     here.close()
     steps.join()
+
+
+@pytest.mark.parametrize("remote", [4], indirect=True)
+def test_with_an_interval_reports_come_with_that_many_tokens(remote):
+    _, api, step = remote
+    request, lengths = api.add(PROMPT, SamplingParams(max_tokens=11, ignore_eos=True)), []
+    while not request.finished:
+        step()
+        lengths.append(len(request.token_ids))
+    assert lengths == [1, 5, 9, 11]
 
 
 def test_a_form_is_compiled_beside_the_steps(remote, monkeypatch):

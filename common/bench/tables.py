@@ -67,16 +67,10 @@ def table(module: str, name: str, large: bool = False, dtype: str = "", machine:
 
 
 def shapes(module: str) -> None:
-    """Print the table "shape" of the bundled model and of SmolLM2, or that of a model of a real shape alone.
-
-    Only rows of the same work, on the same machine, stand below each other.
-    """
+    """Print the table "shape" of the bundled model and of SmolLM2, which did the same work on one machine."""
     report, rows = import_module(module).BENCHMARK.report, []
-    found = {model: committed(module, name) for model, name in SAME_WORK.items()}
-    if not all(found.values()):
-        found = {"Qwen3-0.6B's shape": committed(module, LARGE[-1])}
-    for model, document in found.items():
-        header, row = report(document)["shape"]
+    for model, name in SAME_WORK.items():
+        header, row = report(committed(module, name))["shape"]
         rows = [*(rows or [["", *header]]), [model, *row]]
     sys.stdout.write(markdown(rows) + "\n")
 

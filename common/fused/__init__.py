@@ -62,11 +62,12 @@ class FusedTransformer(Transformer):
     @property
     def products(self) -> str:
         """One line about the products of quantised weights, "" where there are none."""
-        forms = {layer.blocks.form for layer in self.modules() if isinstance(layer, QuantizedLinear)}
-        if not forms:
+        layers = [layer for layer in self.modules() if isinstance(layer, QuantizedLinear)]
+        if not layers:
             return ""
-        rest = f"unpacked to {str(self.norm.weight.dtype).removeprefix('torch.')} for more"
-        return f"weights of {' and '.join(sorted(forms))}, read by up to {self.most_few} tokens at once and {rest}"
+        forms, dtype = sorted({layer.blocks.form for layer in layers}), str(self.norm.weight.dtype)
+        rest = f"{'kept' * layers[0].keeps or 'unpacked'} in {dtype.removeprefix('torch.')} for more"
+        return f"weights of {' and '.join(forms)}, read by up to {self.most_few} tokens at once and {rest}"
 
     @torch.no_grad()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
@@ -84,7 +85,8 @@ class FusedTransformer(Transformer):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Transformer.logits`; on CUDA in the model's own type: the same numbers in half of the bytes."""
-        if self.few_scores and (len(hidden) <= self.most_few or isinstance(self.head, QuantizedLinear)):
+        unpacks = isinstance(self.head, QuantizedLinear) and not self.head.keeps
+        if self.few_scores and (len(hidden) <= self.most_few or unpacks):
             return self.few_scores(hidden)
         scores = self.head(hidden)
         return scores if scores.is_cuda else scores.float()

@@ -54,6 +54,12 @@ class PackedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
+    def empty_like(self) -> tuple[Tensor, Tensor]:
+        """Return `packed` and its blocks' `place` for another weight of this size, which is still to be written."""
+        shape = self.out_features, self.in_features
+        packed = torch.ops.mkldnn._reorder_linear_weight(torch.zeros(shape, dtype=self.blocks.view.dtype), None)
+        return packed, torch.tensor([torch.ops.mkldnn.data_ptr(packed), *self.blocks.place[1:]])
+
 
 class PackedEmbedding(nn.Module):
     """The embedding of a model whose output layer is tied to it, from the one packed weight of both."""

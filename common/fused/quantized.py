@@ -1,4 +1,5 @@
-"""Weights of 8 and 4 bits: in memory as few rows read them; many rows multiply with what is unpacked for them.
+"""Weights of 8 and 4 bits: in memory as few rows read them; many rows multiply with what is unpacked for them. Where
+memory allows, that is kept.
 
 A group is 32 inputs of an output, with a scale and, of 4 bits, a minimum, both float16, as in GGUF's Q8_0 and Q4_1:
 
@@ -12,6 +13,7 @@ of each output at a time. So one weight takes 8.5 or 5 bits.
 from collections.abc import Callable
 from typing import NamedTuple
 
+import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from torch import Tensor, nn
 from .packed import Blocks, PackedLinear, can_pack
 
 GROUP, OUTPUTS = 32, 32
+KEPT_SHARE = 8  # what is unpacked stays if it takes no more than this part of the memory that is free at loading
 _scratch: dict[tuple, PackedLinear] = {}  # of each shape and type, what is unpacked for many rows
 
 
@@ -114,26 +117,36 @@ class QuantizedLinear(nn.Module):
         self.quantized, self.bias, self.blocks = weight, bias, weight.blocks
         self.in_features, self.out_features = weight.in_features, weight.out_features
         self.scratch: PackedLinear | None = None
+        self.keeps, self.kept = False, None  # whether it keeps its unpacked weight, and this weight
 
     def forward(self, x: Tensor) -> Tensor:
         if self.scratch is None:
             every = torch.arange(self.out_features)
             return F.linear(x, self.quantized.rows(every).to(x.dtype), self.bias)
-        places = self.blocks.place.data_ptr(), self.scratch.blocks.place.data_ptr()
-        self.unpack(self.quantized.bits, *places, self.in_features, self.out_features)
-        return torch.ops.mkldnn._linear_pointwise(x, self.scratch.packed, self.bias, "none", [], "")
+        packed = self.kept
+        if packed is None:
+            packed, place = self.scratch.packed, self.scratch.blocks.place
+            if self.keeps:
+                packed, place = self.scratch.empty_like()
+                self.kept = packed
+            places = self.blocks.place.data_ptr(), place.data_ptr()
+            self.unpack(self.quantized.bits, *places, self.in_features, self.out_features)
+        return torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, "none", [], "")
 
 
 def prepare_unpacking(model: nn.Module, dtype: torch.dtype, unpack: Callable[..., None]) -> None:
     """Let the quantised layers of a model unpack into weights that oneDNN reads, where it packs them in `Blocks`."""
-    for layer in model.modules():
-        if isinstance(layer, QuantizedLinear) and layer.in_features % 8 == 0 and can_pack(dtype):
+    layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLinear)]
+    nbytes = sum(layer.in_features * layer.out_features * dtype.itemsize for layer in layers)
+    keeps = nbytes * KEPT_SHARE <= psutil.virtual_memory().available
+    for layer in layers:
+        if layer.in_features % 8 == 0 and can_pack(dtype):
             key = layer.out_features, layer.in_features, dtype
             if key not in _scratch:
                 linear = nn.Linear(layer.in_features, layer.out_features, bias=False, dtype=dtype)
                 _scratch[key] = PackedLinear(linear.requires_grad_(False))
             if _scratch[key].blocks is not None:
-                layer.scratch, layer.unpack = _scratch[key], unpack
+                layer.scratch, layer.unpack, layer.keeps = _scratch[key], unpack, keeps
 
 
 def quantize_layer(model: nn.Module, name: str, codes: Codes) -> None:

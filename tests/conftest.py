@@ -7,11 +7,13 @@ import random
 import re
 import signal
 import ssl
-from collections import Counter, defaultdict, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -54,7 +56,6 @@ WITH_A_LOOP_AROUND = ["04_continuous_batching+overlap", "06_prefix_cache+overlap
 WITH_8_BITS = ["06_prefix_cache+int8", "08_disaggregated+int8"]  # of K and V, with the reference's rounded, too
 PROMPT_COUNT = 13
 LONG = 40  # tests in a file
-PLAIN = {int, float, str, bool, type(None)}  # which hold nothing, and are most of what an engine holds
 
 
 def pytest_addoption(parser):
@@ -157,17 +158,6 @@ def pytest_assertrepr_compare(op, left, right):
         return wrong_token(left, right)
 
 
-def pytest_terminal_summary(terminalreporter):
-    """What was not run, and why: a line for each reason, with the files and their numbers of tests."""
-    reasons: dict[str, Counter[str]] = defaultdict(Counter)
-    for report in terminalreporter.stats.get("skipped", []):
-        reason = report.longrepr[2].removeprefix("Skipped: ")
-        reasons[reason][Path(report.nodeid.partition("::")[0]).stem.removeprefix("test_")] += 1
-    for reason, files in sorted(reasons.items()):
-        of = ", ".join(f"{name} ({count})" for name, count in files.items())
-        terminalreporter.write_line(f"NOT RUN, {reason}: {files.total()} of {of}")
-
-
 @pytest.fixture
 def ctrl_c() -> Iterator[Callable[[], None]]:
     """A function that interrupts this process, also one that would ignore it, as one started in the background."""
@@ -203,15 +193,19 @@ class AskedOnce(Reference):
 
     def __init__(self, device: torch.device):
         super().__init__(device=device)
-        generate, next_logits = super().generate, super().next_logits
-        self._tokens = cache(lambda prompt, most, options: generate(list(prompt), most, **dict(options)))
-        self._logits = cache(lambda token_ids: next_logits(list(token_ids)))
+        self._known: dict[str, Any] = {}
 
-    def generate(self, prompt, max_tokens, **options):
-        return list(self._tokens(tuple(prompt), max_tokens, tuple(options.items())))
+    def _once(self, function: Callable, *arguments, **options):
+        key = repr((function.__name__, arguments, options))
+        if key not in self._known:
+            self._known[key] = function(*arguments, **options)
+        return self._known[key]
+
+    def generate(self, *arguments, **options):
+        return list(self._once(super().generate, *arguments, **options))
 
     def next_logits(self, token_ids):
-        return self._logits(tuple(token_ids)).clone()
+        return self._once(super().next_logits, token_ids).clone()
 
 
 @pytest.fixture(scope="session")
@@ -312,19 +306,14 @@ def tensor_bytes(engine: BaseEngine) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def reachable(engine: BaseEngine, kind: type):
-    """Every object of `kind` that the engine holds, through any attributes and containers, the model left out."""
+def reachable(engine: BaseEngine, kind: type) -> Iterator[Any]:
+    """Every object of `kind` that the engine holds, however, the model left out."""
     seen, todo = {id(engine.model), id(engine.tokenizer)}, [engine]
     while todo:
         value = todo.pop()
-        if id(value) in seen or isinstance(value, (Trace, type)) or callable(value) and not hasattr(value, "__self__"):
-            continue
-        seen.add(id(value))
-        if isinstance(value, kind):
-            yield value
-        elif isinstance(value, dict):
-            todo += [one for pair in value.items() for one in pair if type(one) not in PLAIN]
-        elif isinstance(value, (list, tuple, set, frozenset, deque)):
-            todo += [one for one in value if type(one) not in PLAIN]
-        elif hasattr(value, "__dict__"):
-            todo += [one for one in vars(value).values() if type(one) not in PLAIN]
+        if id(value) not in seen and not isinstance(value, (Trace, type, ModuleType, FunctionType)):
+            seen.add(id(value))
+            if isinstance(value, kind):
+                yield value
+            else:
+                todo += gc.get_referents(value)

@@ -5,34 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from common.errors import SHORT
 from common.loader.config import read_sampling_defaults
 from common.serving.openai_api.bodies import ChatBody, CompletionBody
-from tests.helpers.serving_openai import CHAT, openai_server
-
-LONG = "x" * 50_000
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("/v1/completions", {"prompt": "a", "model": LONG}),
-        ("/v1/completions", {"prompt": "a", LONG: 1}),
-        ("/v1/completions", {"prompt": "a", "stream": True, "stream_options": {LONG: 1}}),
-        ("/v1/completions", {"prompt": "a", "stop": LONG}),
-        ("/v1/completions", {"prompt": "a", "max_tokens": LONG}),
-        ("/v1/completions", {"prompt": [LONG, 5]}),
-        ("/v1/completions", {"prompt": "a", "logit_bias": {LONG: 1}}),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a", LONG: 1}]}),
-        ("/v1/chat/completions", {"messages": [{"role": LONG, "content": "a"}]}),
-        ("/v1/chat/completions", CHAT | {"chat_template_kwargs": {LONG: 1}}),
-        ("/generate", {"prompt": "a", LONG: 1}),
-        ("/generate", {"prompt": [LONG]}),
-    ],
-    ids=lambda value: str(value)[:30],
-)
-def test_errors_quote_at_most_100_characters_of_a_value(service, path, body):
-    assert "x" * (SHORT + 1) not in service.post(path, **body).text
+from tests.helpers.serving_openai import openai_server
 
 
 def test_a_refused_request_is_logged_with_its_reason(loaded, caplog):

@@ -107,39 +107,6 @@ def test_what_clients_of_agents_send(scripted, sent):
         assert part in scripted.engine.model.prompt
 
 
-@pytest.mark.parametrize(
-    ("fields", "param", "says"),
-    [
-        ({"previous_response_id": "resp_1"}, "previous_response_id", "send the whole conversation"),
-        ({"input": []}, "input", "at least 1"),
-        ({"input": None}, "input", "list"),
-        ({"input": [5]}, "input", "not 5"),
-        ({"input": [{"type": "web_search_call", "id": "ws_1"}]}, "input", "'web_search_call'"),
-        ({"input": [{"type": "function_call", "name": "look"}]}, "input", "KeyError"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input",
-            "'input_image'",
-        ),
-        ({"tools": [{"type": "web_search"}]}, "tools", "'web_search'"),
-        ({"tools": [TOOL], "tool_choice": {"type": "function", "name": "eat"}}, "tool_choice", "'eat'"),
-        ({"text": {"verbosity": "low"}}, "text.verbosity", "not supported"),
-        ({"text": {"format": {"type": "yaml"}}}, "text.format", "'json_object'"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "not supported"),
-        ({"top_logprobs": 3}, "top_logprobs", "not 3"),
-        ({"background": True}, "background", "not supported"),
-        ({"truncation": "auto"}, "truncation", "not supported"),
-        ({"messages": []}, "messages", "unknown field"),
-        ({"instructions": 5}, "instructions", "not 5"),
-    ],
-    ids=str,
-)
-def test_what_would_change_the_answer_is_refused_by_name(service, fields, param, says):
-    answer = service.post("/v1/responses", **{"input": "Hi", "max_output_tokens": 1} | fields)
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"] == param and says in error["message"], answer.text
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_clients_that_leave_and_engines_that_fail(loaded, engine, monkeypatch):
     body = {"model": "bundled", "input": "Who?", "extra_body": {"ignore_eos": True}, "temperature": 0}

@@ -1,4 +1,4 @@
-"""Bad requests, too many requests, clients that disconnect, and an engine that fails."""
+"""Bodies that are odd or too large, web pages, clients that disconnect, and an engine that fails."""
 
 import copy
 import json
@@ -23,79 +23,6 @@ pytestmark = pytest.mark.usefixtures("apart")
 # ---- What is refused, and how ----
 
 PAGE = "https://example.org"
-LONG = "This model's maximum context length is 4096 tokens. However, "
-TOOL = {"type": "function", "function": {"name": "a" * 60}}
-JSON, REGEX = {"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}
-STRICT = {"strict": True, "schema": {"not": {}}}
-REFUSED = [
-    *(({"prompt": empty}, "prompt", "empty") for empty in ("", [], ["a", ""], [[]])),
-    ({"prompt": 5}, "prompt", "not 5"),
-    ({"prompt": [4096]}, None, "token id 4096 is outside the vocabulary"),
-    ({"prompt": [-1]}, "prompt", "not -1"),
-    ({"prompt": [1, "a"]}, "prompt", "valid"),
-    ({"prompt": "\ud83d"}, None, "surrogate"),
-    ({"prompt": [5] * 4000, "max_tokens": 500}, None, LONG),
-    ({"max_tokens": 0}, "max_tokens", "echo"),
-    ({"max_tokens": "5"}, "max_tokens", "not '5'"),
-    ({"max_tokens": 10**9}, None, LONG),
-    ({"stop": [5]}, "stop", "string"),
-    ({"n": 0}, "n", "greater"),
-    ({"prompt": ["a"] * 100, "n": 100}, None, "the queue takes 1024"),
-    ({"logprobs": 21}, "logprobs", "20"),
-    ({"best_of": 2}, "best_of", "not supported"),
-    ({"logit_bias": {"4096": 1}}, None, "logit_bias has token id 4096"),
-    ({"min_tokens": 9, "max_tokens": 3}, None, "more than max_tokens"),
-    ({"response_format": {"type": "yaml"}}, "response_format", "'json_object'"),
-    ({"guided_regex": "a*"}, "guided_regex", "unknown field 'guided_regex'"),
-    ({"stream_options": {"include_usage": True}}, "stream_options", "stream: true"),
-    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-]
-REFUSED_CHATS = [
-    ({"echo": True}, "echo", "not supported"),
-    ({"max_tokens": 4.5}, "max_tokens", "not 4.5"),
-    ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "contradict"),
-    ({"messages": [{"role": "user", "content": "a b " * 5000}]}, None, LONG),
-    ({"messages": []}, "messages", "at least 1"),
-    ({"messages": [{"role": "pirate", "content": "Hi"}]}, "messages", "'system', 'developer', 'user'"),
-    ({"messages": [{"role": "user"}]}, "messages", "no content"),
-    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "text"),
-    ({"messages": [{"role": "user", "content": "\ud83d"}]}, "messages", "surrogate"),
-    ({"top_logprobs": 2}, "top_logprobs", "logprobs: true"),
-    ({"tools": [TOOL] * 200}, "tools", "at most 128"),
-    ({"tool_choice": "required"}, "tool_choice", "needs tools"),
-    ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs", "'tokenize'"),
-    ({"tools": [TOOL], "tool_choice": TOOL | {"function": {"name": "eat"}}}, "tool_choice", "'eat'"),
-    (JSON | REGEX, "response_format", "contradict"),
-    ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "exactly one"),
-    ({"response_format": {"type": "json_schema"}}, "response_format", "json_schema"),
-    ({"structured_outputs": {"json": {"type": "thing"}}}, None, "cannot be enforced"),
-    ({"response_format": {"type": "json_schema", "json_schema": STRICT}}, None, "cannot be enforced"),
-    (REGEX | {"min_tokens": 3, "max_tokens": 9}, None, "min_tokens"),
-    ({"tools": [{"type": "function"}]}, "tools", "required"),
-]
-
-
-@pytest.mark.parametrize(
-    ("whole", "fields", "param", "says"),
-    [({"prompt": "a"}, *row) for row in REFUSED] + [(CHAT, *row) for row in REFUSED_CHATS],
-    ids=lambda value: str(value)[:40],
-)
-def test_bad_requests_say_what_is_wrong(service, whole, fields, param, says):
-    path = "/v1/chat/completions" if whole is CHAT else "/v1/completions"
-    answer = httpx.post(f"{service.url}{path}", content=json.dumps(whole | fields))
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["type"] == "invalid_request_error", answer.text
-    assert says in error["message"] and error["param"] == param and len(error["message"]) < 300, error
-    # By this code clients notice that they have to shorten a history.
-    assert error["code"] == ("context_length_exceeded" if says == LONG else None)
-
-
-@pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"null", b'"text"', b"\xff", b'{"prompt": ' + b"[" * 100_000, b'{"prompt": NaN}']
-)
-def test_bodies_that_are_not_json_objects_are_refused(service, content):
-    answer = httpx.post(f"{service.url}/v1/completions", content=content)
-    assert answer.status_code == 400 and answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
@@ -154,20 +81,6 @@ def test_a_model_without_a_chat_template(loaded):
     with openai_server("03", replace(loaded, tokenizer=bare)) as service:
         answer = service.post("/v1/chat/completions", **CHAT)
         assert answer.status_code == 400 and "no chat template" in answer.json()["error"]["message"]
-
-
-@pytest.mark.parametrize(
-    ("method", "path", "status", "says"),
-    [
-        ("POST", "/chat/completions", 404, "there is no '/chat/completions' here: use /v1/chat/completions"),
-        ("GET", "/api/tags", 404, "there is no '/api/tags' here: use /generate, /health, /v1/completions, "),
-        ("GET", "/", 404, "/v1/chat/completions"),
-        ("GET", "/v1/chat/completions", 405, "'/v1/chat/completions' takes POST, not GET"),
-    ],
-)
-def test_a_wrong_path_or_method_says_what_to_use(service, method, path, status, says):
-    answer = httpx.request(method, f"{service.url}{path}")
-    assert answer.status_code == status and says in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("path", ["/health", "/metrics", "/v1/models"])

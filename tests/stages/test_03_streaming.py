@@ -1,15 +1,10 @@
 """What a client of stage 03 gets: its own text, the same streamed or not, and each piece when it is certain."""
 
-import asyncio
-import gc
-import threading
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import pytest
 
-from common.sampling import SamplingParams
-from tests.helpers.serving_stage_03 import SteppingEngine, engine_module, serving, thread_module, wait_until
+from tests.helpers.serving_stage_03 import SteppingEngine, engine_module, serving, wait_until
 
 pytestmark = pytest.mark.usefixtures("apart")
 STORY = "Once upon a time, there was"
@@ -34,9 +29,6 @@ def check_answers(service, expect, prompt=STORY, **params) -> None:
         assert result["generated_tokens"] == len(completion.token_ids)
         assert result["prompt_tokens"] == len(completion.prompt_token_ids)
         assert result["timings"]["time_to_first_token"] <= result["timings"]["end_to_end_latency"]
-
-
-# ---- The text ----
 
 
 def test_streamed_is_unstreamed_is_generated(service, expect, prompts):
@@ -76,34 +68,3 @@ def test_text_arrives_while_the_engine_computes(loaded):
         engine.allow()
         client.result()
         assert "".join(arrived) == request.text
-
-
-# ---- The engine's thread ----
-
-
-def test_an_engine_that_fails_while_a_prompt_is_tokenized(monkeypatch):
-    """The request is refused, and asyncio logs no error that nothing has read."""
-    tokenizing, failed, unread = threading.Event(), threading.Event(), []
-
-    def fail():
-        tokenizing.wait(30)
-        raise MemoryError
-
-    def prompt_tokens(*_):
-        tokenizing.set()
-        failed.wait(30)
-        return [1]
-
-    async def submit():
-        asyncio.get_running_loop().set_exception_handler(lambda loop, context: unread.append(context["message"]))
-        thread = thread_module.EngineThread(engine, max_queue=4)
-        thread.on_failure = failed.set
-        thread.start()
-        with pytest.raises(thread_module.EngineDead, match="out of memory"):
-            await thread.submit("a long text", SamplingParams())
-        gc.collect()
-
-    engine = SimpleNamespace(step=fail, stats=dict, has_unfinished=True, idle_seconds=None, tokenizer=None, config=None)
-    monkeypatch.setattr(thread_module, "prompt_tokens", prompt_tokens)
-    asyncio.run(submit())
-    assert not unread

@@ -1,5 +1,6 @@
 """Stage 03 when something is in the way: clients that leave, too many of them, an engine that fails, a shutdown."""
 
+import gc
 import os
 import runpy
 import signal
@@ -19,6 +20,7 @@ from tests.helpers.serving_stage_03 import (
     engine_module,
     graceful_module,
     serving,
+    thread_module,
     wait_until,
 )
 
@@ -139,6 +141,26 @@ def test_when_the_engine_fails_every_client_gets_an_error(engine, failure, apart
         for answer in [*(answer.result() for answer in answers), *later]:
             assert answer.status_code == 503
             assert "out of memory, say" in answer.json()["error"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_fails_while_a_prompt_is_tokenized(engine, monkeypatch, caplog):
+    """The request is refused, and asyncio logs no error that nothing has read."""
+
+    def prompt_tokens(*_):
+        engine.failure = MemoryError()
+        engine.allow()
+        wait_until(lambda: service.thread.error)
+        return [1]
+
+    with serving(engine) as service, ThreadPoolExecutor() as pool:
+        first = pool.submit(service.post, **LONG)
+        wait_until(engine.waits)
+        monkeypatch.setattr(thread_module, "prompt_tokens", prompt_tokens)
+        for answer in (service.post(**SHORT), first.result()):
+            assert answer.status_code == 503 and "out of memory" in answer.json()["error"]
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 # ---- The program ----

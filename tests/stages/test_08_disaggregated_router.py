@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.stages import load_stage_module
-from common.trace import StepRecord, Work
 from tests.helpers.engine_options import endless
 from tests.helpers.faulty_fleet import (
     NO_MODEL,
@@ -201,35 +200,7 @@ def steps(router, count: int) -> None:
         router.check()
 
 
-@pytest.mark.parametrize(
-    ("turns", "dead", "mended"),
-    [([0, 0, 1, 1, 1], 0, (1, 0)), ([0, 0], 1, (0, 1))],
-    ids=["its pages have been fetched", "it is parked, and no decode worker is up"],
-)
-def test_a_request_whose_other_worker_has_died_goes_on(turns, dead, mended):
-    """Pages that have been fetched outlive their sender. A parked request begins again, where its prompt is cached."""
-    router, fleet = fleet_without_model(1, 1)
-    fleet.at_once = False
-    request = router.add([1, 2, 3], endless(5))
-    for number in turns:
-        router.step()
-        fleet.turn(number)
-    fleet.die(dead, returns=dead == 0)
-    fleet.at_once = True
-    until(router, lambda: request.finished)
-    assert request.token_ids == undisturbed([1, 2, 3], 5) and (router.handoffs, router.resumed) == mended
-
-
 # ---- Requests under which workers die, or for which there is no room ----
-
-
-def test_all_steps_of_a_trace_share_a_requests_own_id():
-    """A string for each step would be 20 MB in a trace, and interned ones are never freed by Python 3.12.0 to .6."""
-    request = SimpleNamespace(request_id="".join(["request", "-1"]))
-    works = [Work("request-1#0", "decode", 1), Work("request-0#0", "decode", 1)]
-    handle, flights = routing.Handle(0, "replica"), {"request-1#0": routing.Flight(request)}
-    ours, ended = handle.in_our_time(StepRecord(0, 1.0, 2.0, works), 5, flights).works
-    assert ours.request_id is request.request_id and ended.request_id == "request-0"
 
 
 def test_replicas_share_prompts_by_what_they_have_cached_and_have_to_do():

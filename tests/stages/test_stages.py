@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shlex
 import socket
 import sys
 from functools import cache
@@ -82,33 +83,40 @@ def test_stop_strings_and_seeds_on_the_command_line(monkeypatch, capsys, loaded)
     assert first == second != full.text + "\n"
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["--prompt", ""], "the prompt is empty"),
-        (["--prompt", "a", "--temperature", "-1"], "temperature must be"),
-        (["--prompt", "a", "--max-tokens", "0"], "max_tokens must be"),
-        (["--prompt", "a", "--max-tokens", "9999"], "context length is 4096 tokens"),
-        (["--prompt", "a", "--model", "EMPTY"], "config.json"),
-        (["--prompt", "a", "--trace", "EMPTY"], "is a folder: name a file in it"),
-        (["--prompt", "a", "--model", "TinyLlama-1.1B"], "load_format='dummy'"),
-        (["--prompt", "a", "--device", "gpu"], "device='gpu'"),
-        (["--demo", "--device", "cuda:99"], "cuda:99"),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_mistakes_are_answered_in_a_sentence(monkeypatch, capsys, tmp_path, arguments, says):
-    arguments = [str(tmp_path) if argument == "EMPTY" else argument for argument in arguments]
-    status, output, _ = run_main(monkeypatch, capsys, "02_kv_cache", *arguments)
-    assert isinstance(status, str), "a string: Python prints it and exits with 1"
-    assert status.startswith("error: ") and says in status and "\n" not in status
+FLASH = "--prompt a --kv-dtype int8 --device cpu --attention flash"
+MISTAKES = [  # stage, command line, what is said of it
+    ("02", "--prompt ''", "the prompt is empty"),
+    ("02", "--prompt a --temperature -1", "temperature must be"),
+    ("02", "--prompt a --max-tokens 0", "max_tokens must be"),
+    ("02", "--prompt a --max-tokens 9999", "context length is 4096 tokens"),
+    ("02", "--prompt a --model EMPTY", "config.json"),
+    ("02", "--prompt a --trace EMPTY", "is a folder: name a file in it"),
+    ("02", "--prompt a --model TinyLlama-1.1B", "load_format='dummy'"),
+    ("02", "--prompt a --device gpu", "device='gpu'"),
+    ("02", "--demo --device cuda:99", "cuda:99"),
+    # From here on, what is told before the model loads.
+    ("01", "--serve --port TAKEN", "cannot listen on 127.0.0.1:TAKEN ("),
+    ("04", "--prompt a --kv-dtype int8", "unrecognized arguments: --kv-dtype"),
+    ("05", "--serve --port TAKEN", "give another --port"),
+    ("05", "--serve --port 70000", "cannot listen on"),
+    ("05", FLASH, "flash attention of torch reads no K and V of 8 bits: leave out"),
+    ("06", "--serve --max-queue 0", "argument --max-queue: '0' is not a positive"),
+    ("06", "--serve --max-body 0", "argument --max-body: '0' is not a positive"),
+]
+
+
+@pytest.mark.parametrize(("stage", "arguments", "says"), MISTAKES)
+def test_mistakes_are_answered_in_a_sentence(monkeypatch, capsys, tmp_path, stage, arguments, says):
+    if stage != "02":
+        monkeypatch.setattr("common.cli.load_model", lambda *_, **__: pytest.fail("the model loads"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        taken = str(server.getsockname()[1])
+        words = arguments.replace("EMPTY", str(tmp_path)).replace("TAKEN", taken)
+        status, output, errors = run_main(monkeypatch, capsys, stage_folder(stage).name, *shlex.split(words))
+    # Python prints a string, and exits with 1. What argparse says is on stderr already.
+    assert status == 2 or status.startswith("error: ") and "\n" not in status
+    assert says.replace("TAKEN", taken) in (errors if status == 2 else status)
     assert output == ""
-
-
-def test_a_server_takes_at_least_one_request_and_one_byte(monkeypatch, capsys):
-    for option in ("--max-queue", "--max-body"):
-        status, _, errors = run_main(monkeypatch, capsys, "06_prefix_cache", "--serve", option, "0")
-        assert status == 2 and f"argument {option}: '0' is not a positive" in errors
 
 
 def test_a_fault_in_the_code_keeps_its_traceback(monkeypatch, capsys):
@@ -128,20 +136,13 @@ def test_k_and_v_in_8_bits_leave_room_for_more_tokens(monkeypatch, capsys, expec
     assert int(tokens.replace(",", "")) == 2**22 // (16 * both) * 16
 
 
-def test_where_8_bits_cannot_be_is_told_before_the_model_loads(monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr("common.cli.load_model", lambda *_, **__: pytest.fail("the model loads"))
-    arguments = ["--prompt", "a", "--kv-dtype", "int8", "--device", "cpu"]
-    status, _, _ = run_main(monkeypatch, capsys, "05_paged_attention", *arguments, "--attention", "flash")
-    assert status.startswith("error: flash attention of torch reads no K and V of 8 bits: leave out")
-    assert run_main(monkeypatch, capsys, "04_continuous_batching", *arguments)[0] == 2
+def test_what_cannot_keep_8_bits_is_refused(tmp_path):
     with pytest.raises(InvalidInput, match="slots hold K and V in the model's type: for 8 bits use stage 05"):
         load_engine("04")(load_model_once(device="cpu", kv_dtype="int8"))
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_FILE | {"hidden_size": 60, "head_dim": 10}))
-    for kv_dtype, says in (
-        ("int8", "4 divides, and this model's is 10"),
-        ("fp8", "'fp8' is unknown: use auto or int8"),
-    ):
-        with pytest.raises(InvalidInput, match=says):
+    says = {"int8": "4 divides, and this model's is 10", "fp8": "'fp8' is unknown: use auto or int8"}
+    for kv_dtype, said in says.items():
+        with pytest.raises(InvalidInput, match=said):
             load_model(tmp_path, device="cpu", kv_dtype=kv_dtype)
 
 
@@ -157,17 +158,6 @@ def test_prompts_are_scored_as_they_are_served(loaded):
         scored[name] = [one.logprob for one in request.logprobs[len(story.prompt_token_ids) :]]
     assert scored["rounded"] == pytest.approx([one.logprob for one in story.logprobs], abs=3e-2)
     assert scored["rounded"] != pytest.approx(scored["plain"], abs=1e-3)
-
-
-@pytest.mark.parametrize("stage", ["01_naive", "05_paged_attention"])
-def test_a_port_that_is_taken_is_told_before_the_model_loads(monkeypatch, capsys, stage):
-    monkeypatch.setattr("common.cli.load_model", lambda *_, **__: pytest.fail("the model loads"))
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        status, output, _ = run_main(monkeypatch, capsys, stage, "--serve", "--port", str(port))
-    assert status.startswith(f"error: cannot listen on 127.0.0.1:{port} (") and "give another --port" in status
-    assert "cannot listen on" in run_main(monkeypatch, capsys, stage, "--serve", "--port", "70000")[0]
-    assert output == ""
 
 
 def test_a_name_that_only_ipv6_knows_is_an_address_of_ipv6(monkeypatch):

@@ -10,7 +10,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -53,6 +53,7 @@ if not torch.cuda.is_available():
 settings.register_profile("first_failure", phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 WITH_A_LOOP_AROUND = ["04_continuous_batching+overlap", "06_prefix_cache+overlap"]
+DRAFTS = {"draft": 4, "lookup": 8}  # engines of stage 07 also with so many draft tokens, whether they pay or not
 WITH_8_BITS = ["06_prefix_cache+int8", "08_disaggregated+int8"]  # of K and V, with the reference's rounded, too
 PROMPT_COUNT = 13
 LONG = 40  # tests in a file
@@ -80,6 +81,7 @@ def pytest_generate_tests(metafunc):
         chosen = metafunc.config.getoption("--engine")
         stages = [chosen] if chosen else [folder.name for folder in stage_folders()]
         stages += [] if chosen else [*WITH_A_LOOP_AROUND, *WITH_8_BITS]
+        stages += [f"{stage}+{draft}" for stage in stages if re.search(r"07_\w+$", stage) for draft in DRAFTS]
         names, values = ["engine_class"], [[stage] for stage in stages]
         if "kv_int8" in metafunc.fixturenames:
             names, values = [*names, "kv_int8"], [[stage, stage in WITH_8_BITS] for stage in stages]
@@ -262,6 +264,8 @@ def two_nodes() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def engine_class(request) -> Callable[[Loaded], BaseEngine]:
     stage, *around = request.param.split("+")
+    for draft in DRAFTS.keys() & around:
+        return partial(load_engine(stage), draft=draft, num_draft_tokens=DRAFTS[draft])
     if "graphs" in around:
         return graphed(load_engine(stage), overlap="overlap" in around)
     return overlapped(load_engine(stage)) if "overlap" in around else load_engine(stage)

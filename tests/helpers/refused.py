@@ -16,6 +16,7 @@ STANDS_FOR = {
     "OPEN": "[" * 100_000,
     "FULL": json.dumps([5] * 4000),
     "PROMPTS": json.dumps(["a"] * 100),
+    "MANY": json.dumps(["a"] * 3000),
     "TEXT": "a b " * 5000,
     "TOOLS": json.dumps([TOOL] * 200),
     "TOOL": json.dumps(TOOL),

@@ -1,9 +1,9 @@
 """Fairness: calls for many answers, the longest prompts and the largest bodies do not hold up other clients."""
 
 import asyncio
-import json
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from unittest import mock
@@ -11,9 +11,7 @@ from unittest import mock
 import pytest
 from pydantic import ValidationError
 
-from common.sampling import TokenLogprobs
-from common.serving.engine_thread import Piece
-from common.serving.openai_api.answers import CompletionAnswer
+from common.serving.openai_api import answers
 from common.serving.openai_api.bodies import ChatBody, CompletionBody
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine
@@ -42,6 +40,16 @@ def test_a_call_is_queued_whole_or_refused(loaded, engine, last):
         assert service.post(prompt=[[5], [6], [7]], max_tokens=1).status_code == 200
         wait_until(service.idle)
     assert engine.trace.steps == 1, "a part of a refused call was computed"
+
+
+def test_a_burst_finds_no_more_places_than_one_client_after_the_other(loaded):
+    """Each takes its place before its prompt is tokenized: others come meanwhile."""
+    engine = SteppingEngine(loaded)
+    with openai_server("03", loaded, "--max-queue", "2", engine=engine) as service, ThreadPoolExecutor(8) as pool:
+        answers = [pool.submit(service.post, prompt=PROMPT, max_tokens=1) for _ in range(8)]
+        wait_until(lambda: sum(answer.done() for answer in answers) >= 6)
+        engine.allow()
+        assert Counter(answer.result().status_code for answer in answers) == {200: 2, 429: 6}
 
 
 # ---- Long texts, and long lists ----
@@ -106,26 +114,23 @@ def test_validation_stops_at_the_first_mistakes(field):
     assert len(error.value.errors()) <= 8
 
 
-def test_prompts_have_a_limit():
-    with pytest.raises(ValidationError, match="at most 2048 items"):
-        CompletionBody.model_validate({"prompt": ["a"] * 100_000})
-
-
 # ---- Prompts that are scored ----
 
 LONG_ECHO = {"prompt": [5] * 200, "max_tokens": 0, "echo": True, "logprobs": 20}
 
 
 def test_a_prompt_is_scored_in_pieces_between_steps(loaded, engine):
-    """Meanwhile another request gains a token after each piece."""
+    """Meanwhile another request gains a token after each piece. The answer, too, is written in slices, with pauses."""
     sizes = []  # tokens in each pass
     watching = engine.model.register_forward_hook(lambda model, inputs, hidden: sizes.append(len(inputs[0])))
-    with watching, openai_server("06", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
+    pauses = mock.patch.object(answers.asyncio, "sleep", wraps=asyncio.sleep)
+    with watching, pauses as sleep, openai_server("06", loaded, engine=engine) as service, ThreadPoolExecutor() as pool:
         streaming = pool.submit(service.post, prompt=PROMPT, max_tokens=80, ignore_eos=True, stream=True)
         wait_until(lambda: engine.trace.steps > 5)
         answer = service.post(**LONG_ECHO)
         assert streaming.result().status_code == 200
     assert len(answer.json()["choices"][0]["logprobs"]["tokens"]) == 200
+    assert sleep.mock_calls.count(mock.call(answers.PAUSE)) == 200 // answers.SLICE
     pieces = [place for place, size in enumerate(sizes) if size > 6]
     assert [sizes[place] for place in pieces] == [64] * 3 + [7]
     assert all(after - before == 2 for before, after in zip(pieces, pieces[1:], strict=False)), "a step between pieces"
@@ -169,20 +174,3 @@ def test_scoring_uses_the_model_without_the_engines_wrappers(engine):
     scoring = Scoring(engine)
     request = scoring.add([5, 6, 7], ScoringParams(logprobs=1))
     assert scoring.step() == [request] and len(request.logprobs) == 3
-
-
-def test_a_large_answer_is_written_in_slices(monkeypatch):
-    """Streams go on in the pauses: no slice takes longer than a few milliseconds of Python."""
-
-    async def pause(seconds: float) -> None:
-        pauses.append(seconds)
-
-    pauses: list[float] = []
-    monkeypatch.setattr(asyncio, "sleep", pause)
-    entries = [TokenLogprobs(-1.0, [(i, -1.0 - i) for i in range(20)])] * 1000
-    service = SimpleNamespace(name="m", tokenizer=None, token_text=lambda token_id, first: f" {token_id}")
-    stream = SimpleNamespace(request=SimpleNamespace(stop_reason=None, prompt_token_ids=[1]))
-    answer = CompletionAnswer(service, CompletionBody(prompt="a", logprobs=20), [], [stream])
-    choice = json.loads(asyncio.run(answer.choice(0, Piece("text", [5] * 1000, entries, "length"), whole=True)))
-    assert choice["logprobs"] == answer.logprobs(0, [5] * 1000, entries) and choice["text"] == "text"
-    assert len(pauses) >= 62 and min(pauses) > 0, "1,000 tokens are 63 slices"

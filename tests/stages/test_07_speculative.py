@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from common import pass_times
 from common.loader.draft import load_draft_model
 from common.pass_times import Costs, PassTimes
-from common.sampling import SamplingParams
 from common.stages import load_stage_module
-from tests.helpers.engine_options import assert_same_answers, endless
+from tests.helpers.engine_options import endless
 from tests.helpers.scheduler_machine import PagedMachine, machine_test, make_request, read, write
 
 adaptive_module, drafter_module, engine_module, scheduler_module, speculation_module, verification = (
@@ -24,38 +23,6 @@ adaptive_module, drafter_module, engine_module, scheduler_module, speculation_mo
     for name in ("adaptive_speculation", "drafter", "engine", "scheduler", "speculation", "verification")
 )
 Engine = engine_module.Engine
-
-
-# ---- Answers, whatever the draft ----
-
-
-@pytest.fixture(scope="module")
-def undrafted(loaded, prompts) -> list:
-    """Requests that end in every way, with seeds, penalties and logprobs, answered without draft tokens."""
-    plain, story = Engine(loaded, num_draft_tokens=0), prompts[-1]
-    [full] = plain.generate([story], endless(60))
-    kinds = [
-        *((prompts[i], SamplingParams(max_tokens=n)) for i, n in ((0, 2), (3, 5), (7, 40), (-2, 40))),
-        (story, endless(60, stop=full.text[30:37])),
-        (story, endless(60, stop_token_ids=[full.token_ids[11]])),
-        (story, endless(60, stop=[full.text[20:23]], include_stop_str_in_output=True)),
-        (prompts[0], endless(20, temperature=1.0, seed=1, logprobs=2)),
-        (prompts[1], endless(20, repetition_penalty=1.4, logprobs=0)),
-        (prompts[2], endless(20, temperature=0.8, top_p=0.9, seed=3, frequency_penalty=0.7, logprobs=5)),
-    ]
-    return plain.generate(*zip(*kinds, strict=True))
-
-
-@pytest.mark.parametrize("k", [1, 4, 8])
-@pytest.mark.parametrize("draft", ["draft", "lookup"])
-def test_answers_are_those_without_draft_tokens(loaded, undrafted, draft, k):
-    """They end where they would, by stop strings, ids or the end of the text, also in the middle of an accepted run."""
-    engine = Engine(loaded, draft=draft, num_draft_tokens=k)
-    answers = engine.generate([one.prompt_token_ids for one in undrafted], [one.params for one in undrafted])
-    assert_same_answers(answers, undrafted)
-    stats = engine.stats()
-    assert 0 < stats["accepted_tokens"] < stats["draft_tokens"] and stats["drafts"] <= stats["draft_tokens"]
-    engine.check()
 
 
 def test_a_step_copies_no_output():

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -22,6 +24,8 @@ from common.stages import ROOT, load_engine, load_stage_module
 from tests.helpers.faulty_fleet import FaultyFleet
 from tests.helpers.serving_openai import openai_server
 from tests.helpers.serving_stage_03 import wait_until
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
 
 def test_without_workers_clients_are_told_with_503(loaded, monkeypatch, caplog):
@@ -84,64 +88,64 @@ def figures_of(url: str) -> dict[str, float]:
     return {name: float(value) for name, value in found}
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@contextmanager
+def program(tmp_path, *command: str | Path) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """Run a program in a session of its own, which must be empty soon after its end; yield it and its log."""
+    pytest.importorskip("ray", reason="needs the package ray")
+    path = tmp_path / "log"
+    with path.open("w") as log:
+        options = {"env": os.environ | {"COURSE_NO_VENV": "1"}, "start_new_session": True}
+        server = subprocess.Popen([sys.executable, *command], stdout=log, stderr=log, **options)
+    try:
+        yield server, path
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGKILL)
+        server.wait()
+    wait_until(lambda: not processes_of(server.pid), 15)
+
+
+@linux
 @pytest.mark.ray
 def test_the_command_serves_on(tmp_path):
     """With a client all the time, a worker that is killed and comes back, and an orderly end."""
-    pytest.importorskip("ray", reason="needs the package ray")
-    port = free_port()
-    url = f"http://127.0.0.1:{port}"
-    command = [sys.executable, str(ROOT / "course.py"), "serve", "08", "--port", str(port)]
-    environment = os.environ | {"COURSE_NO_VENV": "1"}
+    port = str(free_port())
+    url, start = f"http://127.0.0.1:{port}", time.monotonic()
     body = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
-    path = tmp_path / "log"
-    with path.open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
-        try:
-            assert wait_until_healthy(server, url), path.read_text()
-            start, killed, missing = time.monotonic(), None, False
-            while (
-                figures_of(url)["handoffs_total"] <= 10  # none while a decode worker stands in for prefill
-                or not missing
-                or httpx.get(f"{url}/health").status_code != 200
-            ):
-                answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
-                assert answer.status_code == 200 and "Paris" in answer.json()["choices"][0]["text"], answer.text
-                if killed is None and time.monotonic() - start > 1:
-                    killed = int(re.search(r"worker 0 \(prefill\) is up, process (\d+)", path.read_text())[1])
-                    os.kill(killed, signal.SIGKILL)
-                elif killed is not None and not missing:
-                    health = httpx.get(f"{url}/health")
-                    missing = health.status_code == 503 and "no prefill worker is up" in health.text
-                assert server.poll() is None and time.monotonic() - start < 300, path.read_text()
-                time.sleep(0.2)
-            figures = figures_of(url)
-            assert figures["workers_lost_total"] == 1 and figures["handoffs_total"] > 10
-            assert figures["prefill_workers_up"] == 1 and figures["decode_workers_up"] == 1
-            assert figures["handoff_bytes_total"] > 10**6 and figures["handoff_seconds_total"] > 0
-            said = path.read_text()
-            assert said.count("worker 0 (prefill) is up") == 2 and said.count("worker 0 (prefill) is lost") == 1, said
-            assert sum("ray::" in command for command in processes_of(server.pid)) >= 1
-            os.killpg(server.pid, signal.SIGTERM)  # as systemd does: Ray's head ends at once, and answers nothing more
-            assert server.wait(30) == 0, path.read_text()
-        finally:
-            os.killpg(server.pid, signal.SIGKILL) if server.poll() is None else None
-            server.wait()
-    give_up = time.monotonic() + 15
-    while processes_of(server.pid) and time.monotonic() < give_up:
-        time.sleep(0.2)
-    assert processes_of(server.pid) == set()
+
+    def ask_until(condition) -> None:
+        while not condition():
+            answer = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
+            assert answer.status_code == 200 and "Paris" in answer.json()["choices"][0]["text"], answer.text
+            assert server.poll() is None and time.monotonic() - start < 300, path.read_text()
+            time.sleep(0.2)
+
+    def is_missing() -> bool:
+        health = httpx.get(f"{url}/health")
+        return health.status_code == 503 and "no prefill worker is up" in health.text
+
+    with program(tmp_path, ROOT / "course.py", "serve", "08", "--port", port) as (server, path):
+        assert wait_until_healthy(server, url), path.read_text()
+        ask_until(lambda: figures_of(url)["handoffs_total"] > 2)
+        os.kill(int(re.search(r"worker 0 \(prefill\) is up, process (\d+)", path.read_text())[1]), signal.SIGKILL)
+        ask_until(is_missing)
+        # None is handed over while a decode worker stands in for prefill.
+        ask_until(lambda: figures_of(url)["handoffs_total"] > 10 and httpx.get(f"{url}/health").status_code == 200)
+        figures, said = figures_of(url), path.read_text()
+        assert [figures[f"{name}_up"] for name in ("prefill_workers", "decode_workers")] == [1, 1]
+        assert figures["workers_lost_total"] == said.count("worker 0 (prefill) is lost") == 1
+        assert figures["handoff_bytes_total"] > 10**6 and figures["handoff_seconds_total"] > 0
+        assert any("ray::" in command for command in processes_of(server.pid))
+        os.killpg(server.pid, signal.SIGTERM)  # as systemd does: Ray's head ends at once, and answers nothing more
+        assert server.wait(30) == 0, path.read_text()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@linux
 @pytest.mark.ray
 def test_a_start_that_is_ended_leaves_no_process(tmp_path):
-    pytest.importorskip("ray", reason="needs the package ray")
-    command = [sys.executable, str(ROOT / "08_disaggregated/main.py"), "--serve", "--port", str(free_port())]
-    path = tmp_path / "log"
-    with path.open("w") as log:
-        server = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    wait_until(lambda: any("raylet" in command for command in processes_of(server.pid)), 120)
-    server.send_signal(signal.SIGTERM)
-    assert server.wait(60) == 128 + signal.SIGTERM and path.read_text().count("\n") == 1, path.read_text()
-    wait_until(lambda: not processes_of(server.pid), 2)
+    port = str(free_port())
+    with program(tmp_path, ROOT / "08_disaggregated/main.py", "--serve", "--port", port) as (server, path):
+        wait_until(lambda: any("raylet" in command for command in processes_of(server.pid)), 120)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(60) == 128 + signal.SIGTERM and path.read_text().count("\n") == 1, path.read_text()
+        wait_until(lambda: not processes_of(server.pid), 2)

@@ -216,13 +216,13 @@ def test_a_stage_is_found_by_number_name_or_path(tmp_path):
 
 
 def test_timings():
-    timings, times = Timings(arrival=10.0), []
-    for token in (None, 12.0, 13.0, 16.0):
-        timings.tokens += [token] if token else []
-        times.append((timings.time_to_first_token, timings.time_per_output_token, timings.end_to_end_latency))
-    assert times == [(None, None, None), (2.0, None, None), (2.0, 1.0, None), (2.0, 2.0, None)]
-    timings.finished = 16.5
-    assert timings.end_to_end_latency == 6.5
+    for timings, times in (
+        (Timings(10.0), (None, None, None)),
+        (Timings(10.0, [12.0]), (2.0, None, None)),
+        (Timings(10.0, [12.0, 13.0, 16.0], 16.5), (2.0, 2.0, 6.5)),
+    ):
+        found = timings.time_to_first_token, timings.time_per_output_token, timings.end_to_end_latency
+        assert found == times
 
 
 def test_a_request_ends_for_the_first_reason_that_holds(loaded):

@@ -71,7 +71,7 @@ def loaded_table(table: torch.Tensor | None) -> Loaded | None:
 def texts(monkeypatch, draft: str, params: SamplingParams, seeds: range) -> tuple[list[Request], dict[str, float]]:
     """Return answers by chance, all in one batch, and the engine's stats. Prompts end with token 0 or 3, in turn."""
     monkeypatch.setattr(engine_module, "load_draft_model", lambda *_: loaded_table(DRAFTS.get(draft)))
-    engine = Engine(loaded_table(TARGET), 2 * DRAWS, 200_000, "128M", attention="torch", num_draft_tokens=2)
+    engine = Engine(loaded_table(TARGET), 2 * DRAWS, 200_000, "256M", attention="torch", num_draft_tokens=2)
     requests = [engine.add([*TEXT, seed % 2 * 3], params) for seed in seeds]
     for request, seed in zip(requests, seeds, strict=True):
         request.seed = seed

@@ -12,26 +12,25 @@ from common.loader import find_checkpoint
 def wrong_token(found: object, wanted: object) -> list[str] | None:
     """Describe the first wrong token of token ids `[n]`, or of those of several requests; None for anything else."""
     if are_ids(found) and are_ids(wanted):
-        return ["the token ids differ", *first_wrong(found, wanted)]
+        found, wanted = [found], [wanted]
     if not all(isinstance(each, list) and all(map(are_ids, each)) for each in (found, wanted)):
         return None
     if len(found) != len(wanted):
         return [f"these are the token ids of {counted(len(found), 'request')}, not of {len(wanted)}"]
     if (number := first_difference(found, wanted)) is None:
         return None
-    said = f"the token ids of request {number} (of 0 to {len(found) - 1}) differ"
-    return [said, *first_wrong(found[number], wanted[number])]
+    mine, right = found[number], wanted[number]
+    place, of = first_difference(mine, right), f" of request {number} (of 0 to {len(found) - 1})"
+    words = [f"{text(ids[place : place + 1])!r} {ids[place : place + 1]}" for ids in (mine, right)]
+    return [
+        f"the token ids{of if len(found) > 1 else ''} differ",
+        f"{counted(place, 'token')} right: {text(mine[:place])!r}",
+        f"then comes {words[0]}, and should come {words[1]}".replace("'' []", "the end"),
+    ]
 
 
 def are_ids(value: object) -> bool:
     return isinstance(value, list) and all(type(each) is int for each in value)
-
-
-def first_wrong(found: list[int], wanted: list[int]) -> list[str]:
-    place = first_difference(found, wanted) or 0
-    so_far = f"{counted(place, 'token')} right: {text(found[:place])!r}"
-    words = [f"{text([ids[place]])!r} ({ids[place]})" if place < len(ids) else "the end" for ids in (found, wanted)]
-    return [so_far, f"then comes {words[0]}, and should come {words[1]}"]
 
 
 def text(token_ids: list[int]) -> str:

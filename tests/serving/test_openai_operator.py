@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from common.loader.config import read_sampling_defaults
-from common.serving.openai_api.bodies import ChatBody, CompletionBody
 from tests.helpers.serving_openai import openai_server
 
 
@@ -37,22 +36,17 @@ def test_a_refused_request_is_logged_with_its_reason(loaded, caplog):
 
 def test_sampling_defaults_come_from_generation_config(tmp_path):
     assert read_sampling_defaults(tmp_path) == {}
-    (tmp_path / "generation_config.json").write_text(
-        '{"temperature": 0.6, "top_k": 20, "top_p": null, "do_sample": true}'
-    )
-    defaults = read_sampling_defaults(tmp_path)
-    assert defaults == {"temperature": 0.6, "top_k": 20}
-    body = CompletionBody.model_validate({"prompt": "a"})
-    assert (body.params(defaults).temperature, body.params(defaults).top_k, body.params({}).temperature) == (0.6, 20, 1)
-    asked = ChatBody.model_validate({"messages": [{"role": "user", "content": "a"}], "temperature": 0, "top_k": -1})
-    assert (asked.params(defaults).temperature, asked.params(defaults).top_k) == (0, 0)
+    written = '{"temperature": 0.6, "top_k": 20, "top_p": null, "do_sample": true}'
+    (tmp_path / "generation_config.json").write_text(written)
+    assert read_sampling_defaults(tmp_path) == {"temperature": 0.6, "top_k": 20}
 
 
-@pytest.mark.parametrize(("options", "greedy"), [([], True), (["--no-generation-config"], False)])
-def test_generation_config_can_be_turned_off(loaded, options, greedy):
+@pytest.mark.parametrize(
+    ("options", "fields", "greedy"),
+    [([], {}, True), ([], {"top_k": -1}, False), (["--no-generation-config"], {}, False)],
+)
+def test_the_server_and_each_client_may_turn_them_off(loaded, options, fields, greedy):
     with openai_server("03", replace(loaded, sampling_defaults={"top_k": 1}), *options) as service:
-        texts = {
-            service.post(prompt="Once upon a time", max_tokens=8, temperature=5, seed=i).json()["choices"][0]["text"]
-            for i in range(4)
-        }
+        asked = {"prompt": "Once upon a time", "max_tokens": 8, "temperature": 5} | fields
+        texts = {service.post(**asked, seed=i).json()["choices"][0]["text"] for i in range(4)}
     assert (len(texts) == 1) == greedy

@@ -81,7 +81,8 @@ def pytest_generate_tests(metafunc):
         chosen = metafunc.config.getoption("--engine")
         stages = [chosen] if chosen else [folder.name for folder in stage_folders()]
         stages += [] if chosen else [*WITH_A_LOOP_AROUND, *WITH_8_BITS]
-        stages += [f"{stage}+{draft}" for stage in stages if re.search(r"07_\w+$", stage) for draft in DRAFTS]
+        if metafunc.config.getoption("--device") == "cpu":
+            stages += [f"{stage}+{draft}" for stage in stages if re.search(r"07_\w+$", stage) for draft in DRAFTS]
         names, values = ["engine_class"], [[stage] for stage in stages]
         if "kv_int8" in metafunc.fixturenames:
             names, values = [*names, "kv_int8"], [[stage, stage in WITH_8_BITS] for stage in stages]

@@ -184,7 +184,7 @@ def test_logprobs_are_the_engines(service, loaded, expect):
     listed = complete(service, max_tokens=6, logprobs=3).choices[0].logprobs
     assert listed.token_logprobs == pytest.approx([entry.logprob for entry in expected.logprobs], abs=1e-4)
     assert "".join(listed.tokens).startswith(expected.text)
-    assert listed.text_offset == [len("".join(listed.tokens[:i])) for i in range(6)]
+    assert listed.text_offset == [len("".join(listed.tokens[:i])) for i in range(len(listed.tokens))]
     for top, value in zip(listed.top_logprobs, listed.token_logprobs, strict=True):
         assert len(top) == 3 and max(top.values()) == pytest.approx(value), "greedy takes the likeliest"
     none = complete(service, max_tokens=2, logprobs=0).choices[0].logprobs

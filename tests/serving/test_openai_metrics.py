@@ -50,7 +50,7 @@ def test_metrics(loaded, apart):
     assert asked and asked <= names | counted | buckets, "of the dashboard"
 
 
-def test_speculation_is_counted(loaded):
+def test_speculation_is_counted(loaded, apart):
     with openai_server("07", loaded, engine=load_engine("07")(loaded, num_draft_tokens=3)) as service:
         service.post(prompt="Once upon a time", max_tokens=40, ignore_eos=True, temperature=0)
         wait_until(service.idle)  # the answer may arrive before the figures of its last step
@@ -59,7 +59,9 @@ def test_speculation_is_counted(loaded):
     drafts, drafted, accepted = (values[f"spec_decode_num_{name}_total"] for name in names)
     assert 0 < drafts <= drafted and 0 < accepted <= drafted
     # A pass emits the accepted tokens and one more, as one chunk; the first token has no gap before it.
-    assert values["inter_token_latency_seconds_count"] == values["generation_tokens_total"] - accepted - 1
+    gaps = values["generation_tokens_total"] - accepted - 1
+    assert 0 < values["inter_token_latency_seconds_count"] <= gaps
+    assert apart or values["inter_token_latency_seconds_count"] == gaps, "reports may arrive together"
 
 
 def test_counters_keep_what_a_lost_worker_had_counted(loaded, monkeypatch):

@@ -7,12 +7,11 @@ import random
 import re
 import signal
 import ssl
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any
 from unittest.mock import patch
 
@@ -57,6 +56,7 @@ DRAFTS = {"draft": 4, "lookup": 8}  # engines of stage 07 also with so many draf
 WITH_8_BITS = ["06_prefix_cache+int8", "08_disaggregated+int8"]  # of K and V, with the reference's rounded, too
 PROMPT_COUNT = 13
 LONG = 40  # tests in a file
+PLAIN = {int, float, str, bool, type(None)}  # which hold nothing, and are most of what an engine holds
 
 
 def pytest_addoption(parser):
@@ -311,14 +311,19 @@ def tensor_bytes(engine: BaseEngine) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
-def reachable(engine: BaseEngine, kind: type) -> Iterator[Any]:
-    """Every object of `kind` that the engine holds, however, the model left out."""
+def reachable(engine: BaseEngine, kind: type):
+    """Every object of `kind` that the engine holds, through any attributes and containers, the model left out."""
     seen, todo = {id(engine.model), id(engine.tokenizer)}, [engine]
     while todo:
         value = todo.pop()
-        if id(value) not in seen and not isinstance(value, (Trace, type, ModuleType, FunctionType)):
-            seen.add(id(value))
-            if isinstance(value, kind):
-                yield value
-            else:
-                todo += gc.get_referents(value)
+        if id(value) in seen or isinstance(value, (Trace, type)) or callable(value) and not hasattr(value, "__self__"):
+            continue
+        seen.add(id(value))
+        if isinstance(value, kind):
+            yield value
+        elif isinstance(value, dict):
+            todo += [one for pair in value.items() for one in pair if type(one) not in PLAIN]
+        elif isinstance(value, (list, tuple, set, frozenset, deque)):
+            todo += [one for one in value if type(one) not in PLAIN]
+        elif hasattr(value, "__dict__"):
+            todo += [one for one in vars(value).values() if type(one) not in PLAIN]

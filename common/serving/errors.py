@@ -89,8 +89,8 @@ def advice(http: Request, error: HTTPException) -> str:
 
 def first_error(error: RequestValidationError) -> tuple[str, str | None]:
     """Return one sentence about what is wrong with the body, and the name of the field."""
-    # Pydantic tries each type that a field may have. The deepest error belongs to the type that the client meant, unless
-    # only the length of a list is wrong.
+    # Pydantic tries each type that a field may have. The deepest error belongs to the type that the client meant; if a
+    # list is too long, nothing else is wrong with it.
     found = max(error.errors(), key=lambda one: (one["type"] == "too_long", len(one["loc"])))
     # Among the fields, pydantic names the types that it has tried, such as "str" or "list[str]".
     place = [str(part) for part in found["loc"] if part not in ("body", "str") and "[" not in str(part)]

@@ -200,6 +200,25 @@ def steps(router, count: int) -> None:
         router.check()
 
 
+@pytest.mark.parametrize(
+    ("turns", "dead", "mended"),
+    [([0, 0, 1, 1, 1], 0, (1, 0)), ([0, 0], 1, (0, 1))],
+    ids=["its pages have been fetched", "it is parked, and no decode worker is up"],
+)
+def test_a_request_whose_other_worker_has_died_goes_on(turns, dead, mended):
+    """Pages that have been fetched outlive their sender. A parked request begins again, where its prompt is cached."""
+    router, fleet = fleet_without_model(1, 1)
+    fleet.at_once = False
+    request = router.add([1, 2, 3], endless(5))
+    for number in turns:
+        router.step()
+        fleet.turn(number)
+    fleet.die(dead, returns=dead == 0)
+    fleet.at_once = True
+    until(router, lambda: request.finished)
+    assert request.token_ids == undisturbed([1, 2, 3], 5) and (router.handoffs, router.resumed) == mended
+
+
 # ---- Requests under which workers die, or for which there is no room ----
 
 

@@ -10,8 +10,10 @@ import signal
 import sys
 import tempfile
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -30,19 +32,22 @@ from .questions import STEADY, WIDTH, Question, drift, read_questions, result, t
 
 SETTINGS = Settings(device="cpu", dtype="float32")
 PATIENCE = 10  # times the planned seconds, after which a process hangs
-Guesses = dict[str, list[float]]  # by question
+Guesses = dict[str, list[float] | None]  # by question
 
 
 def main(arguments: Sequence[str]) -> int:
     """Ask, measure, and show all three; the first argument is the stage. Return the exit status."""
-    stage = folder_of(arguments[0])
+    stage = stage_folder(arguments[0])
+    if stage not in stage_folders():
+        sys.exit(f"`predict` measures the course's own stages: give their number, not {arguments[0]}.")
     benchmark: Benchmark = import_module(f"{stage.name}.benchmark").BENCHMARK
     args = parse_options(benchmark, arguments[1:])
     expect_writable(args.out / stage.name)
     questions = read_questions(stage, benchmark.sizes_of(args.sizes), args.model)
-    guesses = given_guesses(questions, args)
+    guesses: Guesses = {question["name"]: getattr(args, question["name"]) for question in questions}
     if sys.stdin.isatty():
-        asked = f"{counted(len(questions), 'question')}, then {duration(benchmark, args.sizes)} of measuring"
+        seconds = planned(benchmark, args.sizes)
+        asked = f"{counted(len(questions), 'question')}, then about {seconds:.0f} s of measuring"
         print(f"{stage.name}: {asked}. Enter alone: no guess.")
         guesses = ask_all(questions, guesses)
     document = measure(benchmark, args.sizes, args.model)
@@ -51,24 +56,13 @@ def main(arguments: Sequence[str]) -> int:
     document["benchmark"] = f"predict {stage.name}"
     if (changed := drift(document) - 1) > STEADY:
         document["headline"]["doubt"] = f"the machine's speed changed by {changed:.0%} meanwhile"
-    document["questions"] = [result(question, document, guesses.get(question["name"])) for question in questions]
+    document["questions"] = [result(question, document, guesses[question["name"]]) for question in questions]
     path = args.out / f"{slug(document['hardware'])}-predict-{stage.name[:2]}.json"
     write_json(path, document)
     print(f"\n{table(document)}\n", flush=True)
     benchmark.draw(document, path.with_suffix(".png"))
     print(*sorted(path.parent.glob(f"{path.stem}*.png")), path, sep="\n")
     return 0
-
-
-def folder_of(stage: str) -> Path:
-    """Return the folder of a stage given as "05" or by its name. Exit with a sentence for any other."""
-    try:
-        folder = stage_folder(stage)
-    except ValueError as error:
-        sys.exit(f"{str(error).capitalize()}.")
-    if folder not in stage_folders():
-        sys.exit(f"`predict` measures the course's own stages: give their number, not {stage}.")
-    return folder
 
 
 def measure(benchmark: Benchmark, size_set: str, model: str | None) -> dict[str, Any] | None:
@@ -101,13 +95,14 @@ def parse_options(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Na
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
         description="Guess what the benchmark of a stage measures, then see your guess beside arithmetic and the\n"
-        f"measurement, in a table and in the benchmark's plot. It takes {duration(benchmark, size_set)}.",
+        f"measurement, in a table and in the benchmark's plot. It takes about {planned(benchmark, size_set):.0f} s.",
         epilog="At a terminal, what no option answers is asked, and Enter alone is no guess. Without a terminal, for\n"
         f"a class: python3 {command} {' '.join(example)}",
     )
     for one in questions:
         help = f"{one['ask']} Unit: {one['unit']}{places(one)}."
-        parser.add_argument(f"--{one['name']}", metavar=",".join("N" for _ in one["at"]), help=help)
+        metavar = ",".join("N" for _ in one["at"])
+        parser.add_argument(f"--{one['name']}", type=partial(parse, one), metavar=metavar, help=help)
     parser.add_argument("--sizes", choices=[size_set, "tiny"], default=size_set, help="tiny: for tests")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for PNG and JSON (default: results)")
     return parser.parse_args(arguments)
@@ -118,30 +113,14 @@ def planned(benchmark: Benchmark, size_set: str) -> float:
     return benchmark.seconds.get(size_set, benchmark.seconds["predict"]) / REPEATS[size_set]
 
 
-def duration(benchmark: Benchmark, size_set: str) -> str:
-    return f"about {planned(benchmark, size_set):.0f} s"
-
-
-def given_guesses(questions: Sequence[Question], args: argparse.Namespace) -> Guesses:
-    """Return the guesses among the options. Exit with a sentence if one is not what was asked for."""
-    guesses = {}
-    for question in questions:
-        if (text := getattr(args, question["name"])) is not None:
-            try:
-                guesses[question["name"]] = parse(text, len(question["at"]))
-            except ValueError as error:
-                sys.exit(f"--{question['name']}: {error}.")
-    return guesses
-
-
-def ask_all(questions: Sequence[Question], given: Mapping[str, list[float]]) -> Guesses:
-    """Ask at the terminal what is not given, and return all guesses; a question without one is left out."""
+def ask_all(questions: Sequence[Question], given: Guesses) -> Guesses:
+    """Ask at the terminal what is not given, and return all guesses; None for a question without one."""
     guesses = dict(given)
     for number, question in enumerate(questions, start=1):
         print("\n" + indented(f"{number}. {question['ask']}"))
         print(indented(f"   Known: {question['known']}"))
-        if question["name"] not in given and (guess := ask(question)) is not None:
-            guesses[question["name"]] = guess
+        if guesses.get(question["name"]) is None:
+            guesses[question["name"]] = ask(question)
     return guesses
 
 
@@ -150,14 +129,11 @@ def ask(question: Question) -> list[float] | None:
     while True:
         try:
             text = input(f"   {question['unit']}{places(question)}: ").strip()
+            return parse(question, text) if text else None
         except EOFError:
             print()
             return None
-        if not text:
-            return None
-        try:
-            return parse(text, len(question["at"]))
-        except ValueError as error:
+        except argparse.ArgumentTypeError as error:
             print(indented(f"   {error}."))
 
 
@@ -166,23 +142,20 @@ def places(question: Question) -> str:
     return f", at {', '.join(map(str, question['at']))} {question['x']}" if question["x"] else ""
 
 
-def parse(text: str, count: int) -> list[float]:
-    """Return `count` numbers separated by commas. Raise ValueError with what is wrong."""
-    words = text.split(",")
+def parse(question: Question, text: str) -> list[float]:
+    """Return the numbers of an answer, separated by commas. Raise ArgumentTypeError with what is wrong."""
+    words, count = text.split(","), len(question["at"])
     if len(words) != count:
         wanted = "give one number" if count == 1 else f"give {count}, separated by commas"
-        raise ValueError(f"{shortened(text)} has {counted(len(words), 'value')}: {wanted}")
+        raise argparse.ArgumentTypeError(f"{shortened(text)} has {counted(len(words), 'value')}: {wanted}")
     return [parse_number(word.strip()) for word in words]
 
 
 def parse_number(word: str) -> float:
-    try:
-        value = float(word)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < float("inf"):
-        raise ValueError(f"{shortened(word)} is not a number from 0 up: write it like 12 or 3.5")
-    return value
+    with suppress(ValueError):
+        if 0 <= float(word) < float("inf"):
+            return float(word)
+    raise argparse.ArgumentTypeError(f"{shortened(word)} is not a number from 0 up: write it like 12 or 3.5")
 
 
 def indented(text: str) -> str:

@@ -3,72 +3,41 @@
 import builtins
 import io
 import json
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from importlib import import_module
-from itertools import count
-from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
-from common.acceleration.accelerate import make_engine
 from common.bench import plots, suite
 from common.bench.compare.sources import results_files
-from common.bench.load import running_server
-from common.bench.settings import Settings
 from common.errors import InvalidInput
 from common.learn import predict
-from common.learn.questions import Question, read_questions, result, table
-from common.loader import load_model
-from common.stages import load_stage_module, stage_folder, stage_folders
+from common.learn.questions import read_questions, result, table
+from common.stages import stage_folders
 from tests.helpers.measured_here import measure_here, shrink_measurements
-from tests.helpers.serving_stage_03 import engine_module, serving
 
-NUMBERS = [folder.name[:2] for folder in stage_folders()]
-
-
-def benchmark_of(number: str):
-    return import_module(f"{stage_folder(number).name}.benchmark").BENCHMARK
+STAGES = stage_folders()
+STAGE_02, STAGE_05 = STAGES[1], STAGES[4]
 
 
-def questions_of(number: str, size_set: str = "predict") -> list[Question]:
-    return read_questions(stage_folder(number), benchmark_of(number).sizes_of(size_set))
+def benchmark_of(stage):
+    return import_module(f"{stage.name}.benchmark").BENCHMARK
 
 
-# ---- From guesses to results ----
+def questions_of(stage, size_set: str = "predict", model: str | None = None):
+    return read_questions(stage, benchmark_of(stage).sizes_of(size_set), model)
 
 
-@contextmanager
-def serve_here_but_one(stage: str, settings: Settings, *options: str) -> Iterator[str]:
-    """Stand in for `running_server`, which starts stage 02's server, in stage 03's benchmark."""
-    if stage == "03_streaming":
-        with serving(engine_module.Engine(settings.load())) as service:
-            yield service.url
-    else:
-        with running_server(stage, settings, *options) as url:
-            yield url
-
-
-def local_fleet(model: dict, options: list[dict], *_):
-    """Stand in for stage 08's RayFleet: workers that load the model themselves, in this process."""
-    fleet, engine = (load_stage_module("08", name) for name in ("fleet", "engine"))
-    loaded = load_model(**model)
-    return fleet.LocalFleet([partial(make_engine, engine.WorkerEngine, loaded, **each) for each in options])
-
-
-@pytest.mark.parametrize("number", NUMBERS)
-def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, capsys, monkeypatch):
-    """All questions but the first are answered, by options; and a guess that is right lies on what is drawn."""
-    shrink_measurements(monkeypatch)
-    monkeypatch.setattr(suite, "run_process", measure_here)
-    monkeypatch.setattr("03_streaming.benchmark.running_server", serve_here_but_one)
-    monkeypatch.setitem(sys.modules, "08_disaggregated.ray_fleet", SimpleNamespace(RayFleet=local_fleet))
-    ticking = SimpleNamespace(perf_counter=count(step=0.1).__next__)  # stage 08's load takes a second, of ten steps
-    monkeypatch.setattr("08_disaggregated.benchmark.time", ticking)
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.name[:2])
+def test_each_question_finds_its_figures_and_a_right_guess_lies_on_what_is_drawn(stage, tmp_path, monkeypatch):
+    """In the committed result, whose document has the form of one that `predict` measures."""
+    document = json.loads((stage / "results/cpu-amd-epyc-2-cores.json").read_text(encoding="utf-8"))
+    sizes = document["sizes"]
+    sizes["compared_answer"] = sizes.get("answers", [0])[-1]  # the longest, as among predict's sizes
+    questions = read_questions(stage, sizes)
+    right = [result(one, document, None)["measured"] for one in questions]
+    document["questions"] = [result(*both) for both in zip(questions, [document] * len(right), right, strict=True)]
     drawn, mark_guesses = {}, plots.mark_guesses
 
     def spy(figure, document):
@@ -79,55 +48,46 @@ def test_a_class_without_a_terminal_gets_table_plot_and_file(number, tmp_path, c
 
     monkeypatch.setattr(plots, "mark_guesses", spy)
     monkeypatch.setattr(plots, "DPI", plots.DPI / 4)  # the rest of the pixels take as long as what they show
-    monkeypatch.setattr(sys, "stdin", io.StringIO("must not be read\n"))
-    _, *others = questions = questions_of(number, "tiny")
-    options = [f"--{one['name']}={','.join('1.5' for _ in one['at'])}" for one in others]
-    with pytest.raises(SystemExit):
-        predict.main([number, "--help"])
-    told = " ".join(capsys.readouterr().out.split())
-    assert f"python3 course.py predict {number} --" in told
-    assert all(f"--{one['name']} " in told and one["ask"] in told for one in questions_of(number))
-    assert predict.main([number, "--sizes", "tiny", "--out", str(tmp_path), *options]) == 0
-    printed = capsys.readouterr()
-    [path] = tmp_path.glob(f"*-predict-{number}.json")
-    document = json.loads(path.read_text())
-    assert [one["guess"] for one in document["questions"]] == [None, *([1.5] * len(one["at"]) for one in others)]
-    assert [len(one["marks"]) for one in document["questions"]] == [0, *(len(one["at"]) for one in others)]
-    for question, found in zip(questions, document["questions"], strict=True):
-        assert len(found["arithmetic"]) == len(found["measured"]) == len(found["at"]) and min(found["measured"]) >= 0
-        for mark in result(question, document, found["measured"])["marks"]:
+    benchmark_of(stage).draw(document, tmp_path / "plot.png")
+    for found in document["questions"]:
+        assert len(found["arithmetic"]) == len(found["measured"]) == len(found["at"]) == len(found["marks"]) > 0
+        for mark in found["marks"]:
             assert any([mark["x"], mark["y"]] == pytest.approx(point, rel=1e-4) for point in drawn[mark["panel"]])
-        assert found["title"] in printed.out
-    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG") and str(path) in printed.out
-    assert all(side in printed.err for side in benchmark_of(number).sides), "progress"
-    assert results_files(tmp_path) == [], "`compare` leaves them alone"
-    assert 0 < benchmark_of(number).seconds["predict"] <= 60
+    assert 0 < benchmark_of(stage).seconds["predict"] <= 60
 
 
-def test_a_side_that_fails_is_a_sentence(tmp_path, monkeypatch, capsys):
+def test_a_class_without_a_terminal_gets_table_plot_and_file(tmp_path, capsys, monkeypatch):
+    """All questions but the first are answered, by options."""
     shrink_measurements(monkeypatch)
-    monkeypatch.setattr(suite, "run_process", lambda *_: ({}, "its process ended with 1"))
-    assert predict.main(["02", "--sizes", "tiny", "--out", str(tmp_path)]) == 1
-    assert "02_kv_cache failed: its process ended with 1\n" in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(suite, "run_process", measure_here)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("must not be read\n"))
+    questions = questions_of(STAGE_02, "tiny")
+    guesses = [None, *([1.5] * len(one["at"]) for one in questions[1:])]
+    options = [f"--{one['name']}={','.join('1.5' for _ in one['at'])}" for one in questions[1:]]
+    assert predict.main(["02", "--sizes", "tiny", "--out", str(tmp_path), *options]) == 0
+    printed = capsys.readouterr()
+    [path] = tmp_path.glob("*-predict-02.json")
+    document = json.loads(path.read_text())
+    assert [one["guess"] for one in document["questions"]] == guesses
+    assert [len(one["marks"]) for one in document["questions"]] == [len(guess or []) for guess in guesses]
+    assert all(question["title"] in printed.out for question in questions)
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG") and str(path) in printed.out
+    assert all(side in printed.err for side in benchmark_of(STAGE_02).sides), "progress"
+    assert results_files(tmp_path) == [], "`compare` leaves them alone"
 
 
-def test_a_real_model_has_facts_and_sizes_of_its_own(tmp_path, monkeypatch, capsys):
-    asked = {
-        number: read_questions(stage_folder(number), benchmark_of(number).sizes_of("large"), "smollm2")
-        for number in NUMBERS
-    }
-    assert [number for number in NUMBERS if not asked[number]] == ["08"], "there size is the point"
-    facts = [one["known"] for questions in asked.values() for one in questions]
-    assert all(facts) and "212 million" in facts[0] and not any("11.6 million" in fact for fact in facts)
+def test_a_real_model_is_measured_with_its_own_sizes_and_a_side_that_fails_is_a_sentence(tmp_path, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="asks only about the bundled model"):
         predict.main(["08", "--model", "smollm2"])
+    assert all(questions_of(stage, "large", "smollm2") for stage in STAGES[:-1])
     shrink_measurements(monkeypatch)
-    seen = []
-    monkeypatch.setattr(suite, "run_process", lambda *given: seen.append(given) or ({}, "enough"))
+    run_process = Mock(return_value=({}, "its process ended with 1"))
+    monkeypatch.setattr(suite, "run_process", run_process)
     assert predict.main(["02", "--model", "smollm2", "--out", str(tmp_path)]) == 1
-    (_, settings, size_set, _), *_ = seen
+    assert "02_kv_cache failed: its process ended with 1\n" in capsys.readouterr().err
+    _, settings, size_set, _ = run_process.call_args_list[0].args
     assert (settings.model, settings.dtype, size_set) == ("smollm2", "float32", "large")
+    assert list(tmp_path.iterdir()) == []
 
 
 def answer_with(arithmetic: list, measured: list, guess: list | None = None, slowest=1.1, x="", **more) -> dict:
@@ -157,20 +117,25 @@ def test_the_table_has_a_row_for_each_number_and_says_why_they_differ():
         "Cost: Arithmetic and measurement agree within 10%.",
         "Cost: At 2 tokens it is less than arithmetic says, 0.5 against 1. Low.",
     ]
-    assert answer_with([10, 1], [10, 2])["why"] == "It is more than arithmetic says, 2 against 1. High."
-    assert "agree" in answer_with([0, 10], [0, 9])["why"]
-    assert answer_with([10, 1], [10, 1.2], slowest=1.25)["why"].endswith("the machine's own speed changed by more.")
-
-
-def test_a_machine_that_was_not_steady_explains_nothing():
-    """Neither an agreement nor a difference; what no clock was read for still counts."""
-    agrees, differs = (answer_with([10, 1], [10, new], slowest=2.5) for new in (1, 2))
-    assert agrees["why"] == differs["why"] == "The machine was not steady, so this figure says nothing."
-    text = table({"questions": [agrees, differs], "reference_ms": [{"a": [4.0, 10.0]}]})
+    unsteady = table({"questions": questions, "reference_ms": [{"a": [4.0, 10.0]}]})
     assert (
-        "changed by 150% meanwhile.\nClose other programs, and measure again.\n" in text and "right within" not in text
+        "by 150% meanwhile.\nClose other programs, and measure again.\n" in unsteady and "within 10% in" not in unsteady
     )
-    assert answer_with([10, 1], [10, 2], slowest=2, counted=True)["why"].endswith("2 against 1. High.")
+
+
+@pytest.mark.parametrize(
+    ("measured", "more", "says"),
+    [
+        ([10, 2], {}, "It is more than arithmetic says, 2 against 1. High."),
+        ([9.1, 1], {}, "agree within"),
+        ([10, 1.2], {"slowest": 1.25}, "the machine's own speed changed by more."),
+        ([10, 1], {"slowest": 2.5}, "The machine was not steady, so this figure says nothing."),
+        ([10, 2], {"slowest": 2.5, "counted": True}, "2 against 1. High."),
+    ],
+)
+def test_why_a_figure_is_not_what_arithmetic_says(measured, more, says):
+    """On a machine that was not steady neither an agreement nor a difference counts, but what no clock is read for."""
+    assert says in answer_with([10, 1], measured, **more)["why"]
 
 
 # ---- Asking ----
@@ -178,46 +143,39 @@ def test_a_machine_that_was_not_steady_explains_nothing():
 
 def test_a_bad_answer_is_told_what_is_wrong_and_asked_again(monkeypatch, capsys):
     """What is given is not asked, and the end of the input is no guess."""
-    typed = iter(["many", "-3", "12", "4, 5", "4, 15, 40"])
-
-    def type_line(prompt: str) -> str:
-        print(prompt)
-        if (line := next(typed, None)) is None:
-            raise EOFError
-        return line
-
-    monkeypatch.setattr(builtins, "input", type_line)
-    assert predict.ask_all(questions_of("05"), {}) == {"fit": [12.0], "waste": [4.0, 15.0, 40.0]}
-    printed = capsys.readouterr().out
+    typed = Mock(side_effect=["many", "-3", "12", "4, 5", "4, 15, 40", EOFError])
+    monkeypatch.setattr(builtins, "input", typed)
+    questions = questions_of(STAGE_05)
+    assert predict.ask_all(questions, {}) == {"fit": [12.0], "waste": [4.0, 15.0, 40.0], "throughput": None}
+    printed, asked = capsys.readouterr().out, [call.args[0] for call in typed.call_args_list]
     assert "'many' is not a number from 0 up: write it like 12 or 3.5." in printed and "'-3' is not" in printed
     assert "'4, 5' has 2 values: give 3, separated by commas." in printed
-    assert "percent, at 16, 64, 256 tokens in a page: " in printed and "Known: Each length of a prompt" in printed
-    typed = iter(["", "2"])
-    assert predict.ask_all(questions_of("05"), {"waste": [1.0] * 3}) == {"waste": [1.0] * 3, "throughput": [2.0]}
+    assert "   percent, at 16, 64, 256 tokens in a page: " in asked and "Known: Each length of a prompt" in printed
+    typed.side_effect = ["", "2"]
+    given = {"waste": [1.0] * 3}
+    assert predict.ask_all(questions, given) == given | {"fit": None, "throughput": [2.0]}
 
 
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
         *([["05", "--fit", text], f"--fit: {text!r} is not a number"] for text in ("", "nan", "1e999", "12 %", "-0.1")),
-        (["05", "--fit", "1,2"], "--fit: '1,2' has 2 values: give one number."),
-        (["05", "--waste", "3"], "--waste: '3' has 1 value: give 3, separated by commas."),
-        (["09"], "There is no stage '09'"),
+        (["05", "--fit", "1,2"], "--fit: '1,2' has 2 values: give one number"),
+        (["05", "--waste", "3"], "--waste: '3' has 1 value: give 3, separated by commas"),
+        (["09"], "there is no stage '09'"),
         (["05", "--out", __file__], f"{__file__} is no folder that can be written to"),
-        (["my/predict_05"], "`predict` measures the course's own stages"),
     ],
 )
-def test_a_wrong_command_line_is_answered_in_a_sentence(arguments, sentence, tmp_path):
-    if arguments[0].startswith("my/"):
-        (tmp_path / "engine.py").touch()
-        arguments = [str(tmp_path)]
-    with pytest.raises((SystemExit, InvalidInput), match=f"^{re.escape(sentence)}"):
-        predict.main([arguments[0], *("=".join(arguments[i : i + 2]) for i in range(1, len(arguments), 2))])
+def test_a_wrong_command_line_is_answered_in_a_sentence(arguments, sentence, capsys):
+    stage, *options = arguments
+    with pytest.raises((SystemExit, InvalidInput)) as refused:
+        predict.main([stage, *(["=".join(options)] if options else [])])
+    assert sentence in f"{refused.value} {capsys.readouterr().err}"
 
 
 def test_control_c_at_a_question_ends_quietly(monkeypatch, capsys):
     monkeypatch.setattr(builtins, "input", Mock(side_effect=["many", KeyboardInterrupt]))
-    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(sys, "stdin", Mock(isatty=lambda: True))
     monkeypatch.setattr(sys, "argv", ["predict", "05"])
     assert predict.run() == 130
     printed = capsys.readouterr()

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -42,11 +43,8 @@ def test_doctor_runs_before_anything_is_installed(tmp_path):
 
 CHECKS = [
     (doctor.python, {"find_spec": None}, {}, NEEDED, "apt install python3-venv"),
-    (doctor.memory, {"free_memory": 8 * GB}, {}, OK, "8.0 GB free"),
     (doctor.memory, {"free_memory": GB}, {}, NEEDED, "1.0 GB free: close programs"),
     (doctor.memory, {"free_memory": None}, {}, OK, "knows once .venv is there"),
-    (doctor.cores, {"core_quota": None}, {"OMP_NUM_THREADS": ""}, OK, "4"),
-    (doctor.cores, {"core_quota": 4.0}, {"OMP_NUM_THREADS": "4"}, OK, "4"),
     (doctor.cores, {"core_quota": 1.5}, {"OMP_NUM_THREADS": "1"}, OK, "1"),
     (
         doctor.cores,
@@ -56,9 +54,7 @@ CHECKS = [
         "4 threads that wait for each other: set OMP",
     ),
     (doctor.cores, {"core_quota": None}, {"OMP_NUM_THREADS": "2"}, OPTIONAL, "4, and OMP_NUM_THREADS=2: unset it"),
-    (doctor.others, {"busy_cores": (0.1, [])}, {}, OK, ""),
     (doctor.others, {"busy_cores": (1.5, ["chrome", "python"])}, {}, OPTIONAL, "1.5 cores are busy (chrome, python)"),
-    (doctor.network, {"answers": True, "usable_python": None}, {}, OK, ""),
     (doctor.network, {"answers": False, "usable_python": "python"}, {}, OK, ""),
     (doctor.network, {"answers": False, "usable_python": None}, {"COURSE_KIT": "/kits"}, OK, ""),
     (doctor.network, {"answers": False, "usable_python": None}, {}, NEEDED, ""),
@@ -146,15 +142,10 @@ def test_timing_a_step_is_told_in_a_line(monkeypatch, status, output, mark, said
     assert line.mark == mark and said in line.text
 
 
-@pytest.mark.parametrize("screen", [False, True])
-@pytest.mark.parametrize("name", [None, *machine.BROWSERS])
-def test_a_browser_is_found_where_the_tests_of_pages_find_it(monkeypatch, name, screen):
-    def get():
-        if not screen:
-            raise doctor.webbrowser.Error
-
-    monkeypatch.setattr(doctor.webbrowser, "get", get)
-    monkeypatch.setattr(shutil, "which", lambda wanted: f"/usr/bin/{wanted}" if wanted == name else None)
+@pytest.mark.parametrize("found", [None, "/usr/bin/chromium"])
+def test_without_a_screen_pages_are_opened_from_another_machine(monkeypatch, found):
+    monkeypatch.setattr(doctor.webbrowser, "get", Mock(side_effect=doctor.webbrowser.Error))
+    monkeypatch.setattr(shutil, "which", lambda name: found if name == "chromium" else None)
     line = doctor.browser()
-    assert line.mark == (OK if name or screen else OPTIONAL) and (f"/usr/bin/{name}" in line.text) == bool(name)
-    assert ("from another machine" in line.text) == (not screen)
+    assert line.mark == (OK if found else OPTIONAL) and (found or "none here") in line.text
+    assert "from another machine" in line.text

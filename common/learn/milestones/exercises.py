@@ -17,7 +17,6 @@ from .pictures import rows, timeline, tree
 from .stage_under_test import (
     STORIES,
     commit,
-    drain,
     endless,
     expect,
     expect_error,
@@ -49,8 +48,6 @@ def requests_take_turns(stage):
         engine.step()
     picture = timeline(engine.trace, letters([request.request_id for request in requests]))
     expect(requests[3].finished, "D arrived before step 10, and has no token after step 13", picture)
-    drain(engine)
-    expect_tokens(stage, engine, requests)
 
 
 LEAST = 64  # places
@@ -188,16 +185,6 @@ def the_cheapest_gives_way(stage):
     expect(ran == ["A", "D"], f"{', '.join(ran)} have chunks, and B and C have given their pages back", picture)
     expect_rows("the queue, in order of arrival", [request.request_id for request in scheduler.waiting], "BCF")
 
-    prompts = [*stage.prompts(3, 20), stage.prompts(4, 150)[3]]
-    engine = stage.make_engine(kv_memory=24 * 16 * stage.token_bytes, attention="torch")
-    requests = [engine.add(prompt, endless(60)) for prompt in prompts]
-    drain(engine)
-    expect_tokens(stage, engine, requests)
-    names, last = letters([request.request_id for request in requests]), requests[3].request_id
-    ran = sum(work.tokens for step in engine.trace for work in step.works if work.request_id == last)
-    picture = timeline([step for step in engine.trace if any(work.phase == "prefill" for work in step.works)], names)
-    expect(ran == 209, f"D, with a prompt of 150 tokens, ran {ran}, not 209: cheaper ones were there", picture)
-
 
 @exercise(
     "05-5",
@@ -289,9 +276,6 @@ def look_up_first(stage):
     expect_rows("draft tokens of A, which has had 5 6 7 before", a.draft.token_ids, [8, 9, 5, 6])
     expect(len(b.draft.token_ids) == 4, f"lookup finds nothing in B, and it got {len(b.draft.token_ids)} draft tokens")
     expect(sum(ran) == 8 + 3, f"the draft model ran {sum(ran)} tokens: 11 are B's 8 tokens and 3 that it has drafted")
-    engine, prompts = stage.make_engine(num_draft_tokens=4, attention="torch"), stage.prompts(3, 12)
-    requests = engine.generate([prompt * (1 + i) for i, prompt in enumerate(prompts)], endless(16))
-    expect_tokens(stage, engine, requests)
 
 
 @exercise(

@@ -10,7 +10,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
-from common.learn.stage_diff import Change, compare, sittings
+from common.learn.stage_diff import Change, by_sitting
 
 INTRODUCTION = """# {number}, side by side
 
@@ -30,12 +30,11 @@ class Sentence(NamedTuple):
 def diff_page(before: Path, after: Path) -> str:
     """Return the Markdown of a page with the diff between two stages."""
     lesson = (after / "README.md").read_text(encoding="utf-8")
-    changes = {change.name: change for change in compare(before, after)}
     parts = [INTRODUCTION.format(number=after.name[:2], before=before.name[:2], folder=before.name)]
-    for title, names in sittings(after, [*changes]):
+    for title, changes in by_sitting(before, after):
         parts += [f"## {title}"] if title else []
         said = sentences(section(lesson, title))
-        for change in (changes[name] for name in names):
+        for change in changes:
             size = change.kind if change.kind != "changed" else f"+{change.added} -{change.removed}"
             link = f"../{before.name}/{change.name}" if change.kind == "gone" else change.name
             parts.append(f"{'###' if title else '##'} {change.name}: {size}\n\n[The whole file]({link})")
@@ -87,14 +86,10 @@ def explained(change: Change, said: list[Sentence]) -> Iterator[tuple[list[str],
 def pieces(lines: list[str]) -> Iterator[tuple[set[str], list[str]]]:
     """Yield the pieces of a change: the definitions that each is in or begins, and its lines; one at least differs."""
     piece: list[str] = []
-    for line in lines:
-        differs = any(one[0] in "+-" for one in piece)
-        begins = re.match(r"[+ ]\s*(@|(async def|def|class) )", line) and not re.match(
-            r".\s*@", piece[-1] if piece else ""
-        )
-        if piece and differs and (begins or line[0] == "@"):
+    for line in [*lines, ""]:
+        is_decorated = piece and re.match(r".\s*@", piece[-1])
+        begins = re.match(r"@|[+ ]\s*(@|(async def|def|class) )", line) and not is_decorated
+        if piece and (not line or begins and any(one[0] in "+-" for one in piece)):
             yield {*re.findall(r"(?:def|class) (\w+)", "\n".join(piece))}, piece
             piece = []
         piece.append(line)
-    if piece:
-        yield {*re.findall(r"(?:def|class) (\w+)", "\n".join(piece))}, piece

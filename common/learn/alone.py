@@ -7,43 +7,39 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from .blank import Task, functions, lines_of, replaced, span
+from .blank import Task
+from .code import read_files, replaced
 from .milestones import Milestone
 from .milestones.runner import Outcome, Runner
-from .solve import find
-from .start import ROOT, reference_of
+from .solve import written
+from .start import ROOT, reference_of, write_folder
 
 
 def missed_by(
     task: Task, runner: Runner, folder: Path, tasks: Sequence[Task], milestones: Sequence[Milestone]
 ) -> tuple[Milestone, Outcome] | None:
-    """Return the first milestone that a task of the folder is needed for and does not reach; None if it reaches all."""
+    """Return the first milestone that fails because of this task, with its outcome, or None."""
     with TemporaryDirectory() as temporary:
-        alone = Path(temporary).resolve() / folder.name
-        alone.mkdir()
-        for path in folder.glob("*.py"):
-            others = [one for one in tasks if one != task and one.file == path.name]
-            (alone / path.name).write_text(with_reference(path, reference_of(ROOT, folder.name), others), "utf-8")
+        alone, others = Path(temporary).resolve() / folder.name, [one for one in tasks if one != task]
+        write_folder(alone, with_reference(folder, reference_of(ROOT, folder.name), others))
         for milestone in milestones:
             if task.name in milestone.tasks and (outcome := runner.run(alone, milestone)).what:
                 return milestone, outcome
     return None
 
 
-def with_reference(path: Path, stage: Path, tasks: Sequence[Task]) -> str:
-    """Return a learner's file in which these tasks are the reference's, and all other lines keep their numbers.
+def with_reference(folder: Path, stage: Path, tasks: Sequence[Task]) -> dict[str, str]:
+    """Return a learner's files in which these tasks are the reference's, and all other lines keep their numbers.
 
     A task's lines become one that compiles the function from the reference, whose file and lines a traceback names.
     """
-    source, new = path.read_text(encoding="utf-8"), {}
-    reference = (stage / path.name).read_text(encoding="utf-8") if tasks else ""
+    files = read_files(folder)
     for task in tasks:
-        function, code = functions(reference)[task.name], "".join(lines_of(reference, task.name))
-        if function.col_offset:  # in a class, whose name `super` looks up in a cell that there is none of
-            owner = task.name.rpartition(".")[0]
-            code = "if True:\n" + code.replace("super()", f"super({owner}, self)")
-        code = "\n" * (span(function).start - bool(function.col_offset)) + code
-        mine = span(find(path, source, task))
-        one = f"{' ' * function.col_offset}exec(compile({code!r}, {str(stage / path.name)!r}, 'exec'))\n"
-        new[task.name] = [one, *["\n"] * (mine.stop - mine.start - 1)]
-    return replaced(source, new)
+        mine, theirs = written(folder, task), task.of(stage)
+        indent, owner = theirs.node.col_offset, task.name.rpartition(".")[0]
+        code = "".join(theirs.lines).replace("super()", f"super({owner}, self)")  # there is no cell with the class
+        code = "\n" * (theirs.span.start - bool(indent)) + "if True:\n" * bool(indent) + code
+        line = f"{' ' * indent}exec(compile({code!r}, {str(stage / task.file)!r}, 'exec'))\n"
+        lines = [line, *["\n"] * (len(mine.lines) - 1)]
+        files[task.file] = replaced(files[task.file], {task.name: lines})
+    return files

@@ -6,25 +6,20 @@ lie in either, and everything in the folder runs as it stands.
 
 import argparse
 import os
-import re
 import shutil
-import subprocess
 import sys
 import textwrap
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from common.setup.environment import prepare_environment, python_of
 from common.stages import stage_folder, stage_folders
 
 from .faults import FAULTS, HEAD, Fault
-from .start import CONTRACT, ROOT, expect_free, set_aside
+from .first_failure import CONTRACT, run_tests
+from .start import ROOT, expect_free, set_aside
 
 LEFT_OUT = ["*.pyc", "*.png", "results", "work"]
-TEST_SECONDS = 900  # until a test that does not end counts as failed
-PYTEST_OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile", "first_failure"]
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
@@ -42,14 +37,14 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     fault = next((one for one in FAULTS if one.number == options.number), None)
     if fault is None:
         sys.exit(f"There is no bug {options.number}: they are numbered 1 to {len(FAULTS)}.")
+    folder = root / "my" / f"bug_{fault.number:02}"
     if options.hint:
         print(fault.hints[options.hint - 1])
     elif options.reveal:
         print(story(fault, root))
     elif options.mended:
-        return test_folder(fault, root)
+        return test_folder(fault, root, folder)
     else:
-        folder = place(fault, root)
         expect_free(folder, options.force)
         set_aside(folder)
         make(fault, root, folder)
@@ -64,11 +59,6 @@ def listing() -> list[str]:
         head = f"{fault.number:3}  {fault.stage:5}  {'*' * fault.difficulty:10}  "
         lines.append(textwrap.fill(fault.symptom, 118, initial_indent=head, subsequent_indent=" " * len(head)))
     return [*lines, "", "`python3 course.py bug 17` makes my/bug_17, with that fault in it."]
-
-
-def place(fault: Fault, root: Path) -> Path:
-    """Return the learner's folder for a fault."""
-    return root / "my" / f"bug_{fault.number:02}"
 
 
 def python_to_type() -> str:
@@ -121,33 +111,24 @@ def story(fault: Fault, root: Path) -> str:
 # ---- Testing a folder ----
 
 
-class Outcome(NamedTuple):
-    """The end of a run of pytest: its exit status, the first test that failed, and what that says, or the last line."""
-
-    status: int
-    failed: str
-    says: str
-
-
-def test_folder(fault: Fault, root: Path) -> int:
+def test_folder(fault: Fault, root: Path, folder: Path) -> int:
     """Run the test for a fault on the learner's folder, and say whether something is still wrong."""
-    folder = place(fault, root)
     if not folder.is_dir():
         sys.exit(f"There is no my/{folder.name}: make it with `python3 course.py bug {fault.number}`.")
-    python = prepare_environment(root)
+    python, name = prepare_environment(root), stage_name(fault, root)
     with TemporaryDirectory() as temporary:
         tree = Path(temporary)
         copy_course(root, tree)
-        for part in ("common", stage_name(fault, root)):
+        for part in ("common", name):
             copy(folder / part, tree / part)
-        run = partial(run_tests, tree, python=python)
-        ended = run(fault.caught_by.split())
+        ended = run_tests(tree, fault.caught_by.split(), python)
         if ended.status == 0:  # what mends it must break nothing else
-            ended = run([*CONTRACT, "--engine", stage_name(fault, root)])
+            ended = run_tests(tree, [*CONTRACT, "--engine", name], python)
     if ended.status == 0:
         print(f"Mended. `python3 course.py bug {fault.number} --reveal` tells the story.")
         return 0
-    print(f"Something is still wrong. {'The test' if ended.status == 1 else 'The test cannot run'}: {ended.says}")
+    said = f"The test: {ended.says[0]}" if ended.status == 1 else f"The test cannot run: {ended.says[-1]}"
+    print(f"Something is still wrong. {said}")
     return 1
 
 
@@ -162,18 +143,3 @@ def copy_course(root: Path, tree: Path) -> None:
         copy(folder, tree / folder.name)
     for name in ("course.py", "pyproject.toml"):
         shutil.copy2(root / name, tree / name)
-
-
-def run_tests(tree: Path, arguments: list[str], python: str) -> Outcome:
-    """Run pytest in a copy of the course, up to the first test that fails."""
-    command = [python, "-m", "pytest", *PYTEST_OPTIONS, *arguments]
-    environment = {name: value for name, value in os.environ.items() if name not in ("COURSE_STAGE", "PYTHONPATH")}
-    try:
-        run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=TEST_SECONDS)
-    except subprocess.TimeoutExpired:
-        return Outcome(1, f"{arguments[0]}, which does not end", f"it has not ended after {TEST_SECONDS} s")
-    output = run.stdout + run.stderr
-    failed = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", output, re.MULTILINE)
-    says = re.search(r"^E +(?:[\w.]+\.Failed: )?(.+)", output, re.MULTILINE)
-    last = output.strip().rpartition("\n")[2]
-    return Outcome(run.returncode, failed[1] if failed else "", says[1] if says else last)

@@ -9,23 +9,23 @@ with the check of one exercise of the lesson.
 import argparse
 import multiprocessing
 import re
-import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from common.terminal import run_to_end
 
 from .alone import missed_by
 from .blank import Task, find_tasks
+from .first_failure import CONTRACT, run_tests
 from .milestones import Milestone, read_exercises, read_milestones
 from .milestones.runner import Outcome, Runner
 from .solve import is_left
-from .start import CONTRACT, ROOT, own_folder, reference_of, stage_before
+from .start import ROOT, own_folder, reference_of
 from .task_list import words_of
 
 TOGETHER = (
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     if of_exercise:
         tasks, milestones = [], [pick_exercise(number, options.exercise)]
     else:
-        tasks, milestones = find_tasks(stage_before(root, reference), reference), read_milestones(number)
+        tasks, milestones = find_tasks(reference), read_milestones(number)
     folder = own_folder(root, options.stage, reference, " --complete" * of_exercise)
 
     def check() -> int:
@@ -90,41 +90,75 @@ def watch(folder: Path, check: Callable[[], int]) -> int:
         time.sleep(0.3)
 
 
-def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task], second_hint: bool = False) -> int:
-    """Print the milestones: which are reached, what is wrong with the first that is not. Return 1 if there is one.
+class Verdict(NamedTuple):
+    """What became of a milestone, or of a task tried by itself. outcome: None of what was not run."""
 
-    Each of its tasks that is written is tried by itself; while some are not, those of later milestones, too.
+    milestone: Milestone
+    outcome: Outcome | None
+    task: Task | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        return bool(self.outcome and self.outcome.what)
+
+    def line(self) -> str:
+        if self.task:
+            return f"{'':14}{'wrong' if self.is_wrong else 'ok' if self.outcome else 'empty':6} {self.task.title}"
+        said = "failing" if self.is_wrong else "done" if self.outcome else "not yet"
+        return f"  {said:8} {self.milestone.number}  {self.milestone.title}"
+
+
+def judge(folder: Path, milestones: list[Milestone], tasks: list[Task], left: list[Task]) -> Iterator[Verdict]:
+    """Yield a verdict on each milestone up to the first that fails; then on that one's tasks, and on what follows.
+
+    Each of its tasks that is written is tried by itself; while some are not, those of later milestones, too. left: the
+    tasks that are unwritten.
     """
-    left, number = what_is_left(folder, tasks), folder.name[:2]
     with Runner() as runner:
         for failing in milestones:
-            missing = [f"{task.title} ({task.file})" for task in in_order(failing, left)]
-            said = f"not written yet: {', '.join(missing)}"
-            outcome = Outcome(said) if missing else runner.run(folder, failing)
-            print(f"  {'failing' if outcome.what else 'done':8} {failing.number}  {failing.title}", flush=True)
-            if outcome.what:
+            missing = in_order(failing, left)
+            said = f"not written yet: {', '.join(f'{task.title} ({task.file})' for task in missing)}"
+            verdict = Verdict(failing, Outcome(said) if missing else runner.run(folder, failing))
+            yield verdict
+            if verdict.is_wrong:
                 break
         else:
-            return 0
-        missed = partial(missed_by, runner=runner, folder=folder, tasks=tasks, milestones=milestones)
-        ended = not missing and runner.child is None  # and what ended the process is shown already
+            return
         place = milestones.index(failing)
-        wrong, seen = [], {name for done in milestones[:place] for name in done.tasks} - {*failing.tasks}
+        ended = not missing and runner.child is None  # and what ended the process is shown already
+        seen = {name for done in milestones[:place] for name in done.tasks} - {*failing.tasks}
         for milestone in milestones[place:]:
             if milestone is not failing:
-                print(f"  {'not yet':8} {milestone.number}  {milestone.title}")
+                yield Verdict(milestone, None)
             own = [task for task in in_order(milestone, tasks) if task.name not in seen]
             seen |= {*milestone.tasks}
             if not ended and (milestone is failing or missing and not {*left} >= {*own}):
-                wrong += [each for task in own if (each := show_task(task, task in left, missed))]
+                for task in own:
+                    missed = None if task in left else missed_by(task, runner, folder, tasks, milestones)
+                    yield Verdict(*(missed or (milestone, None if task in left else Outcome())), task)
+
+
+def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task], second_hint: bool = False) -> int:
+    """Print the milestones: which are reached, what is wrong with the first that is not. Return 1 if there is one."""
+    left, number, verdicts = [task for task in tasks if is_left(folder, task)], folder.name[:2], []
+    for verdict in judge(folder, milestones, tasks, left):
+        print(verdict.line(), flush=True)
+        verdicts.append(verdict)
+    tried = [one for one in verdicts if one.task]
+    wrong = [one for one in tried if one.is_wrong]
+    failed = [one for one in verdicts if one.is_wrong and not one.task]
+    if not failed:
+        return 0
+    [(failing, outcome, _)] = failed
+    missing = in_order(failing, left)
     if not (missing and wrong):
-        if failing.tasks and not (missing or wrong or ended):
+        if tried and not (missing or wrong):
             outcome = outcome._replace(what=f"{outcome.what}\n{TOGETHER}")
         if missing and not second_hint:  # without an attempt, a hint only if it is asked for
             failing = failing._replace(hint="")
-        blamed = [task for task, *_ in wrong] or in_order(failing, left)
+        blamed = [one.task for one in wrong] or missing
         show_failure(failing, outcome, second_hint, number, blamed[0].name if blamed else "")
-    for task, head, outcome in wrong:
+    for head, outcome, task in wrong:
         hint = " ".join(filter(None, words_of(reference_of(ROOT, folder.name), task)))
         if missing:
             head = head._replace(hint=hint, second_hint=f"{head.hint} {head.second_hint}")
@@ -139,21 +173,6 @@ def in_order(milestone: Milestone, tasks: list[Task]) -> list[Task]:
     """Return those of the tasks that a milestone names, in its order."""
     named = {task.name: task for task in tasks}
     return [named[name] for name in milestone.tasks if name in named]
-
-
-def show_task(task: Task, is_empty: bool, missed: Callable) -> tuple[Task, Milestone, Outcome] | None:
-    """Print whether a task is ok, wrong or empty. Return it if it is wrong, with what `missed` says of it."""
-    found = None if is_empty else missed(task)
-    print(f"{'':14}{'empty' if is_empty else 'wrong' if found else 'ok':6} {task.title}", flush=True)
-    return found and (task, *found)
-
-
-def what_is_left(folder: Path, tasks: list[Task]) -> list[Task]:
-    """Return the tasks that are still to be written."""
-    for task in tasks:
-        if not (folder / task.file).exists():
-            sys.exit(f"{folder.name} has no {task.file}: take it from a folder that `start` makes with --force.")
-    return [task for task in tasks if is_left(folder, task)]
 
 
 def show_failure(milestone: Milestone, outcome: Outcome, second_hint: bool, number: str, answer: str) -> None:
@@ -184,36 +203,21 @@ def check_whole(folder: Path, reference: Path, picture: bool = True, model: str 
     picture: show the page map of its demo, too, where it has one. model: of both, as for `load_model`.
     """
     print("\nAll of it works. Now the contract of every stage:", flush=True)
-    command = [sys.executable, "-u", "-m", "pytest", "-vx", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
-    command += [*CONTRACT, "--engine", str(folder)]
-    try:
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=CONTRACT_SECONDS)
-    except subprocess.TimeoutExpired as hang:
-        *_, last = re.findall(r"::(test_\w+)", (hang.stdout or b"").decode(errors="replace")) or ["its first test"]
-        return show_broken(folder, last, [f"it has not ended after {CONTRACT_SECONDS} s"])
-    lines = result.stdout.strip().splitlines()
-    if result.returncode:
-        failed = re.search(r"^(?:FAILED|ERROR) \S*?::(test_\w+)", result.stdout, re.MULTILINE)
-        errors = [line[1:].strip() for line in lines if line.startswith("E ")]
-        return show_broken(
-            folder, failed[1] if failed else "", errors[:8] or [*lines, *result.stderr.splitlines()][-8:]
-        )
-    print(f"  {re.sub(r'=+ ?', '', lines[-1]).strip()}")
+    ended = run_tests(ROOT, [*CONTRACT, "--engine", str(folder)], seconds=CONTRACT_SECONDS)
+    if ended.status:
+        test = re.search(r"test_\w+(?=\[|$)", ended.failed)
+        name = test[0].removeprefix("test_") if test else ""
+        print(f"\nExpected: {name.replace('_', ' ') or 'that its tests run'}")
+        print(f"Happened: {ended.says[0]}", *ended.says[1:], sep="\n    ")
+        print(f"The whole report: `python3 course.py test my/{folder.name}{f' -k test_{name}' * bool(name)}`")
+        return 1
+    print(f"  {re.sub(r'=+ ?', '', ended.says[-1]).strip()}")
     mine, theirs = tokens_per_second(folder, model, picture), tokens_per_second(reference, model)
     print(f"Throughput: {mine:,.0f} output tokens per second; the reference {theirs:,.0f}.")
     if mine < theirs / 2:
         print("That is less than half: look for work that is done twice, or for tokens that are run again.")
     print(f"See it: python3 course.py demo my/{folder.name}, bench my/{folder.name}; all tests: test my/{folder.name}")
     return 0
-
-
-def show_broken(folder: Path, test: str, happened: list[str]) -> int:
-    """Print which promise of the contract is broken, and how; return 1."""
-    print(f"\nExpected: {test.removeprefix('test_').replace('_', ' ') or 'that its tests run'}")
-    print(f"Happened: {happened[0]}", *happened[1:], sep="\n    ")
-    chosen = f" -k {test}" if test.startswith("test_") else ""
-    print(f"The whole report: `python3 course.py test my/{folder.name}{chosen}`")
-    return 1
 
 
 def tokens_per_second(folder: Path, model: str | None, picture: bool = False) -> float:

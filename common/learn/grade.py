@@ -17,14 +17,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from common.stages import stage_folder
+from common.stages import ROOT, stage_folder
 from common.terminal import run_to_end
 from common.toml import tomllib
 
 from .bug import copy
-from .milestones import EXERCISES, Milestone, read_heads, read_milestones
-from .milestones.runner import Runner
-from .start import ROOT
+from .milestones import EXERCISES, read_heads, read_milestones
+from .milestones.runner import Outcome, Runner
 
 HIDDEN = EXERCISES.with_name("hidden.py")
 AUTOGRADERS = Path(__file__).resolve().with_name("autograders")  # a folder for each service, and key.toml
@@ -32,21 +31,16 @@ SERVICES = ("gradescope", "classroom50")
 
 
 class Graded(NamedTuple):
-    """One check of a submission. happened: "" if it is passed."""
+    """One check of a submission. output: what was expected and what happened, "" if it is passed."""
 
     title: str
-    expected: str
-    happened: str
+    output: str
     points: int
     visibility: str
 
     @property
     def score(self) -> int:
-        return 0 if self.happened else self.points
-
-    @property
-    def output(self) -> str:
-        return f"Expected: {self.expected}\nHappened: {self.happened}" if self.happened else ""
+        return 0 if self.output else self.points
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
@@ -97,30 +91,29 @@ def write_package(folder: Path, stage: str, service: str, key: str, root: Path) 
 
 def grade(stage: str, submission: Path, key: dict[str, Any]) -> list[Graded]:
     """Return the outcome of every check on a copy of the submission. stage: the name of its folder."""
-    hidden = [Milestone(i, *where, (), **rest) for i, (*where, _, rest) in enumerate(read_heads(HIDDEN), 1)]
+    engines = sorted(submission.resolve().rglob("engine.py"), key=lambda path: path.parent.name != stage)
     with TemporaryDirectory() as temporary, Runner(str(key["seed"])) as runner:
-        folder = Path(temporary).resolve() / stage
+        folder, graded = Path(temporary).resolve() / stage, []
         folder.mkdir()
-        engines = sorted(submission.resolve().rglob("engine.py"), key=lambda path: path.parent.name != stage)
         for path in engines[0].parent.glob("*.py") if engines else ():
             shutil.copyfile(path, folder / path.name)
-        graded = []
-        for kind, checks in {"milestones": read_milestones(stage[:2]), "hidden": hidden}.items():
+        for kind, checks in {"milestones": read_milestones(stage[:2]), "hidden": read_heads(HIDDEN)}.items():
             for one in checks:
-                happened = ["the submission has no engine.py: hand in all files of your stage"]
+                happened = Outcome("the submission has no engine.py: hand in all files of your stage")
                 if engines:
                     happened = runner.run(folder, one._replace(seconds=one.seconds * key["patience"]))
-                said = "\n".join(filter(None, happened))
-                graded.append(Graded(one.title, one.expected, said, **key[kind]))
+                said = "\n".join(
+                    filter(None, [f"Expected: {one.expected}\nHappened: {happened.what}", happened.picture])
+                )
+                graded.append(Graded(one.title, said if happened.what else "", **key[kind]))
     return graded
 
 
 def for_gradescope(graded: list[Graded]) -> dict[str, Any]:
     """Return results.json, as Gradescope's specifications have it."""
+    names = {"title": "name", "points": "max_score"}
     tests = [
-        {"name": one.title, "score": one.score, "max_score": one.points}
-        | {"output": one.output, "visibility": one.visibility}
-        for one in graded
+        {names.get(key, key): value for key, value in one._asdict().items()} | {"score": one.score} for one in graded
     ]
     return {"tests": tests, "stdout_visibility": "hidden"}
 
@@ -129,7 +122,7 @@ def for_classroom50(graded: list[Graded]) -> dict[str, Any]:
     """Return result.json, by the contract classroom50/result/v1; the runner adds the owner."""
     given, now = os.environ, datetime.now(timezone.utc)
     tests = [
-        {"test-name": one.title, "passed": not one.happened, "score": one.score, "max-score": one.points}
+        {"test-name": one.title, "passed": not one.output, "score": one.score, "max-score": one.points}
         | ({"output": one.output} if one.visibility == "visible" else {})
         for one in graded
     ]

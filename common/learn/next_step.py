@@ -12,23 +12,22 @@ from .solve import is_left
 def next_step(root: Path) -> str:
     """Return a sentence with the next command, from the newest stage that the learner has begun in my/."""
     stages = stage_folders(root)
-    begun = [place for place, stage in enumerate(stages) if place and (root / "my" / stage.name).is_dir()]
+    begun = [stage for stage in stages[1:] if (root / "my" / stage.name).is_dir()]
     if not begun:
         first, second = stages[0].name, stages[1].name[:2]
         see = f"  python3 course.py demo {first[:2]}"
         return (
             f"Begin with lesson {first[:2]}, {first}/README.md:\n{see}\nThen build:\n  python3 course.py start {second}"
         )
-    place = begun[-1]
-    stage, folder, number = stages[place], root / "my" / stages[place].name, stages[place].name[:2]
-    tasks, milestones = find_tasks(stages[place - 1], stage), read_milestones(number)
-    left = {task.name for task in tasks if not (folder / task.file).exists() or is_left(folder, task)}
+    stage = begun[-1]
+    folder, number, milestones = root / "my" / stage.name, stage.name[:2], read_milestones(stage.name[:2])
+    left = {task.name for task in find_tasks(stage) if not (folder / task.file).exists() or is_left(folder, task)}
     for milestone in milestones:
         if left & {*milestone.tasks}:
             where = f"milestone {milestone.number} of {len(milestones)}, {milestone.title}"
             return f"You are at {number}, {where}:\n  python3 course.py check {number}"
     written = f"All of {number} is written. See whether it works:\n  python3 course.py check {number}"
-    if stage == stages[-1]:
-        return f"{written}\nThen: workshop/capstone.md."
-    after = stages[place + 1].name
-    return f"{written}\nThen lesson {after[:2]}, {after}/README.md:\n  python3 course.py start {after[:2]}"
+    for after in stages[stages.index(stage) + 1 :]:
+        next_one = f"{after.name[:2]}, {after.name}/README.md:\n  python3 course.py start {after.name[:2]}"
+        return f"{written}\nThen lesson {next_one}"
+    return f"{written}\nThen: workshop/capstone.md."

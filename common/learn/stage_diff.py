@@ -8,16 +8,14 @@ stage, as the lesson does. Lines are counted without blank lines and docstrings.
 import ast
 import difflib
 import re
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from .code import documented, read_files
+
 SHOWN_LAST = ["engine.py", "server.py", "main.py"]  # unless the lesson links them: they build on the files that are new
 ASIDE = {"demo.py", "benchmark.py"}  # they show and measure the lesson, and are not part of it
-MARKER = re.compile(r"(?:  # NEW in (\d\d)$)|(?:NEW in (\d\d): )")
-Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+MARKER = re.compile(r"  # NEW in \d\d$|NEW in \d\d: ")
 
 
 class Change(NamedTuple):
@@ -35,83 +33,50 @@ def diff_stages(before: Path, after: Path) -> list[str]:
 
     Lines of code begin with "+", "-" or " ", the places they stand in with "@@", headings with none of these.
     """
-    changes = {change.name: change for change in compare(before, after)}
     lines, summary = [f"{before.name} -> {after.name}"], []
-    for title, names in sittings(after, [*changes]):
-        mine = [changes[name] for name in names]
+    for title, changes in by_sitting(before, after):
         lines += ["", f"==== {title} ===="] if title else []
-        for change in mine:
+        for change in changes:
             if change.kind == "new":
                 lines += ["", f"new file: {change.name}, {change.added} lines", *change.lines]
             elif change.kind == "changed":
                 lines += ["", f"{change.name}: +{change.added} -{change.removed}", *change.lines]
-        summary += ["", f"{title or after.name}:"] + summarize(mine)
+        summary += ["", f"{title or after.name}:", *summarize(changes)]
     left_out = f"Left out: {' and '.join(sorted(ASIDE))}, which show and measure the lesson."
     return [*lines, *summary, "", "Counted without blank lines and docstrings.", left_out]
 
 
 def summarize(changes: list[Change]) -> list[str]:
     """Return one line for the changed files of a sitting, one for the new ones and one for those that are gone."""
-    changed = [change for change in changes if change.kind == "changed"]
-    added, removed = sum(change.added for change in changed), sum(change.removed for change in changed)
-    lines = [f"  changed: {added + removed} lines (+{added} -{removed})"]
-    for kind in ("new", "gone"):
-        named = [f"{change.name}, {change.added or change.removed}" for change in changes if change.kind == kind]
-        total = sum(change.added + change.removed for change in changes if change.kind == kind)
-        lines += [f"  {kind}: {total} lines ({'; '.join(named)})"] if named else []
+    lines = []
+    for kind in ("changed", "new", "gone"):
+        mine = [change for change in changes if change.kind == kind]
+        added, removed = sum(change.added for change in mine), sum(change.removed for change in mine)
+        named = "; ".join(f"{change.name}, {change.added or change.removed}" for change in mine)
+        said = f"+{added} -{removed}" if kind == "changed" else named
+        lines += [f"  {kind}: {added + removed} lines ({said})"] if said else []
     return lines
 
 
-def compare(before: Path, after: Path) -> list[Change]:
-    """Return every file that differs between two stages, demo and benchmark left out, in alphabetical order."""
+def by_sitting(before: Path, after: Path) -> list[tuple[str, list[Change]]]:
+    """Return the sittings of a lesson, each with its title and the files that differ, demo and benchmark left out."""
     old, new = read_sources(before), read_sources(after)
-    changes = []
-    for name in sorted(old.keys() | new.keys()):
-        was, now = old.get(name), new.get(name)
-        if was is None:
-            changes.append(Change(name, "new", ["+" + line for line in now.splitlines()], len(code_lines(now)), 0))
-        elif now is None:
-            changes.append(Change(name, "gone", [], 0, len(code_lines(was))))
-        elif (change := compare_file(name, was, now, after.name[:2])).lines:
-            changes.append(change)
-    return changes
+    changes = {name: compare_file(name, old.get(name), new.get(name), after.name[:2]) for name in {**old, **new}}
+    names = [name for name, change in changes.items() if change.lines or change.kind != "changed"]
+    return [(title, [changes[name] for name in mine]) for title, mine in sittings(after, names)]
 
 
 def read_sources(stage: Path) -> dict[str, str]:
     """Return the text of each Python file of a stage, by name."""
-    return {path.name: path.read_text(encoding="utf-8") for path in stage.glob("*.py") if path.name not in ASIDE}
+    return {name: text for name, text in read_files(stage).items() if name not in ASIDE}
 
 
-def named(body: list[ast.stmt], prefix: str = "") -> Iterator[tuple[str, Definition]]:
-    """Yield each definition by qualified name, a class after its methods; those inside of functions belong to these."""
-    for node in body:
-        if isinstance(node, DEFINITIONS):
-            if isinstance(node, ast.ClassDef):
-                yield from named(node.body, f"{prefix}{node.name}.")
-            yield prefix + node.name, node
-
-
-@cache
-def definitions(code: str) -> dict[str, str]:
-    """Return each function, and each class without its methods, by qualified name; only code counts, as `ast.dump`."""
-    tree, found = ast.parse(code), {}
-    for node in docstrings(tree):
-        del node.body[0]
-    for name, node in named(tree.body):
-        if isinstance(node, ast.ClassDef):
-            node.body = [part for part in node.body if not isinstance(part, DEFINITIONS)]
-        found[name] = ast.dump(node)
-    return found
-
-
-def docstrings(tree: ast.Module) -> list[Definition]:
-    """Return the functions and classes, and the module itself, whose body begins with a docstring."""
-    nodes = (node for node in ast.walk(tree) if isinstance(node, (ast.Module, *DEFINITIONS)))
-    return [node for node in nodes if ast.get_docstring(node) is not None]
-
-
-def compare_file(name: str, was: str, now: str, number: str) -> Change:
-    """Return what changed in a file. number: of the stage, such as "07"."""
+def compare_file(name: str, was: str | None, now: str | None, number: str) -> Change:
+    """Return what changed in a file; was, now: None where there is none. number: of the stage, such as "07"."""
+    if was is None:
+        return Change(name, "new", ["+" + line for line in now.splitlines()], len(code_lines(now)), 0)
+    if now is None:
+        return Change(name, "gone", [], 0, len(code_lines(was)))
     new, new_code = news(now, number)
     old, old_code = news(was, number)
     new = [line if f"NEW in {number}" in line else plain(line, set()) for line in new]
@@ -143,11 +108,8 @@ def news(source: str, number: str) -> tuple[list[str], list[bool]]:
 
 def plain(line: str, new_lines: set[str]) -> str:
     """Return an old line without its "NEW in" marker, in the spelling of the new file if it has the same."""
-    marker = MARKER.search(line)
-    if marker is None:
-        return line
-    at, bare = marker.start(), line[: marker.start()] + line[marker.end() :]
-    capital = bare[:at] + bare[at : at + 1].upper() + bare[at + 1 :]
+    bare = MARKER.sub("", line)
+    capital = re.sub(r"NEW in \d\d: (.)", lambda found: found[1].upper(), line)
     return bare if bare in new_lines or re.search(r"\S  # NEW", line) else capital
 
 
@@ -163,7 +125,7 @@ def place(lines: list[str], start: int) -> str:
 def code_lines(source: str) -> set[int]:
     """Return the numbers of a file's lines that are neither blank nor part of a docstring; comments count."""
     found = {number for number, line in enumerate(source.splitlines(), 1) if line.strip()}
-    for node in docstrings(ast.parse(source)):
+    for node in documented(ast.parse(source)):
         found -= {*range(node.body[0].lineno, node.body[0].end_lineno + 1)}
     return found
 

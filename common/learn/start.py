@@ -4,17 +4,15 @@ import argparse
 import ast
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
-from common.stages import stage_folder, stage_folders
+from common.errors import InvalidInput
+from common.stages import ROOT, stage_folder, stage_folders
 
-from .blank import blank_stage, find_tasks, functions, lines_of, replaced
-from .stage_diff import DEFINITIONS, definitions, read_sources
+from .blank import blank_stage, find_tasks, stage_before
+from .code import definitions, read_files, replaced
+from .stage_diff import read_sources
 from .task_list import task_list
-
-ROOT = Path(__file__).resolve().parents[2]
-CONTRACT = ("tests/test_contract.py", "tests/test_contract_claims.py")  # which every stage has to pass
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
@@ -26,20 +24,20 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     parser.add_argument("--complete", action="store_true", help="nothing is left to write: for the exercises")
     options = parser.parse_args(arguments)
     stage = reference_of(root, options.stage)
-    before = None if options.complete else stage_before(root, stage)
     folder = root / "my" / stage.name
     expect_free(folder, options.force)
-    if before is None:
-        write_folder(folder, {path.name: path.read_text(encoding="utf-8") for path in stage.glob("*.py")})
+    if options.complete:
+        write_folder(folder, read_files(stage))
         print(f"Made my/{stage.name}, complete. The exercises are at the end of {stage.name}/README.md.")
         return 0
-    files, tasks = blank_stage(before, stage), find_tasks(before, stage)
+    files, tasks = blank_stage(stage), find_tasks(stage)
     if options.earlier:
+        before = stage_before(stage)
         files, taken, left = take_over(files, read_sources(before), read_own(options.earlier, before, root))
         print(f"From {options.earlier}: {', '.join(taken) or 'nothing'}.")
         if left:
             print(f"Not taken over, since they use what only your files define: {', '.join(left)}.")
-    write_folder(folder, files | {"TASKS.md": task_list(before, stage, tasks)})
+    write_folder(folder, files | {"TASKS.md": task_list(stage)})
     short = folder.relative_to(root).as_posix()
     print(f"Made {short} with {len(tasks)} tasks. Read {short}/TASKS.md and begin with {tasks[0].name}.")
     print(f"`python3 course.py check {stage.name[:2]}` says how far you are.")
@@ -61,14 +59,6 @@ def own_folder(root: Path, name: str, stage: Path, options: str = "") -> Path:
     if not folder.is_dir():
         sys.exit(f"There is no my/{stage.name}: make it with `python3 course.py start {stage.name[:2]}{options}`.")
     return folder
-
-
-def stage_before(root: Path, stage: Path) -> Path:
-    """Return the stage before this one. Exit if it is the first."""
-    first, *others = stages = stage_folders(root)
-    if stage == first:
-        sys.exit(f"{first.name} is given: there is no stage before it to build on. Start with {others[0].name}.")
-    return stages[stages.index(stage) - 1]
 
 
 def write_folder(folder: Path, files: dict[str, str]) -> None:
@@ -105,16 +95,16 @@ def read_own(name: str, before: Path, root: Path) -> dict[str, str]:
     """
     try:
         folder = stage_folder(name, root)
-    except ValueError:
+    except InvalidInput:
         sys.exit(f"There is no stage {name}.")
     if folder.name[:2].isdecimal() and folder.name[:2] != before.name[:2]:
         sys.exit(f"--from takes over your stage {before.name[:2]}, the one before, and {name} is another.")
     sources = read_sources(folder)
-    for name, text in sources.items():
-        try:
-            ast.parse(text)
-        except SyntaxError as error:
-            sys.exit(f"{folder / name}, line {error.lineno}: {error.msg}. Mend it and start again.")
+    try:
+        for file in sources:
+            definitions(sources[file])
+    except SyntaxError as error:
+        sys.exit(f"{folder / file}, line {error.lineno}: {error.msg}. Mend it and start again.")
     return sources
 
 
@@ -129,16 +119,17 @@ def take_over(
     result, taken, left = dict(files), [], []
     for file in files.keys() & reference.keys() & own.keys():
         was, now, mine = (definitions(text) for text in (reference[file], files[file], own[file]))
-        extra = names_defined(own[file]) - names_defined(files[file])
-        theirs, written, new = functions(files[file]), functions(own[file]), {}
-        for name in theirs.keys() & written.keys():
-            used = names_used(written[name])
-            if was.get(name) != now[name] or mine[name] == now[name] or "NotImplementedError" in used:
-                continue  # a task of this stage, the reference, or never written
-            if (used - names_used(theirs[name])) & extra:  # what the stage's own one reads is there, or will be
+        extra, new = names_defined(own[file]) - names_defined(files[file]), {}
+        for name in was.keys() & now.keys() & mine.keys():
+            one, used = mine[name], names_used(mine[name].node)
+            if one.is_class or was[name].code != now[name].code or one.code == now[name].code:
+                continue  # a task of this stage, or the reference
+            if "NotImplementedError" in used:
+                continue  # never written
+            if (used - names_used(now[name].node)) & extra:  # what the stage's own one reads is there, or will be
                 left.append(name)
             else:
-                new[name] = lines_of(own[file], name)
+                new[name] = one.lines
         result[file] = replaced(files[file], new)
         taken += new
     return result, sorted(taken), sorted(left)
@@ -146,21 +137,17 @@ def take_over(
 
 def names_defined(source: str) -> set[str]:
     """Return the names that a file imports, defines, or assigns, as variables or attributes."""
-    nodes = [*ast.walk(ast.parse(source))]
-    imported = {node.asname or node.name for node in nodes if isinstance(node, ast.alias)}
-    defined = {node.name for node in nodes if isinstance(node, DEFINITIONS)}
-    return imported | defined | {name for name, stored in variables(nodes) if stored}
+    imported = {node.asname or node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.alias)}
+    defined = {name.rpartition(".")[2] for name in definitions(source)}
+    return imported | defined | names(ast.parse(source), (ast.Name, ast.Attribute), ast.Store)
 
 
 def names_used(function: ast.AST) -> set[str]:
     """Return the names and attributes that a function reads and does not itself assign."""
-    nodes = [*ast.walk(function)]
-    local = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return {name for name, _ in variables(nodes)} - local
+    return names(function, (ast.Name, ast.Attribute), ast.expr_context) - names(function, ast.Name, ast.Store)
 
 
-def variables(nodes: list[ast.AST]) -> Iterator[tuple[str, bool]]:
-    """Yield the name of each variable and attribute, and whether it is assigned."""
-    for node in nodes:
-        if isinstance(node, (ast.Name, ast.Attribute)):
-            yield node.id if isinstance(node, ast.Name) else node.attr, isinstance(node.ctx, ast.Store)
+def names(tree: ast.AST, kinds: type | tuple[type, ...], context: type) -> set[str]:
+    """Return the names of variables and attributes in this context, such as `ast.Store`."""
+    nodes = [node for node in ast.walk(tree) if isinstance(node, kinds) and isinstance(node.ctx, context)]
+    return {node.id if isinstance(node, ast.Name) else node.attr for node in nodes}

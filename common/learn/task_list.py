@@ -5,22 +5,25 @@ import difflib
 import inspect
 import re
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
-from .blank import Function, Task, body_span, functions, reasons, span, statements
+from .blank import Task, find_tasks, reasons, stage_before
+from .code import Definition, definitions
 from .milestones import read_milestones
-from .stage_diff import definitions, named, read_sources
+from .stage_diff import read_sources
 
 UNWRAPPED = ("#", ">", "```", "- ")
 BUILTIN = {name for kind in (str, list, dict, set) for name in dir(kind)}  # methods that say nothing of the course
 UNBROKEN = {"break_long_words": False, "break_on_hyphens": False}
 
 
-def task_list(before: Path, stage: Path, tasks: list[Task]) -> str:
+def task_list(stage: Path) -> str:
     """Return the text of TASKS.md."""
+    before, tasks = stage_before(stage), find_tasks(stage)
     lesson = (stage / "README.md").read_text(encoding="utf-8")
     title = next(iter(re.findall(r"^# (.+)$", lesson, re.MULTILINE)), stage.name)
-    number, total = stage.name[:2], sum(len(code_of(stage, task)) for task in tasks)
+    number, total = stage.name[:2], sum(len(code_lines(task.of(stage))) for task in tasks)
     parts = [
         f"# Build stage {title}",
         f"{len(tasks)} functions for you to write, about {total} lines in the reference. Each one now is "
@@ -79,101 +82,101 @@ def given_names(was: str, now: str, tasks: set[str]) -> list[str]:
     """Return what is new or changed in a file and no task: a class without tasks as one, no new constructors."""
     old, new, owners = definitions(was), definitions(now), {name.rpartition(".")[0] for name in tasks}
     found = []
-    for name, code in new.items():
-        owner = name.rpartition(".")[0]
+    for name, one in new.items():
+        owner, is_new = name.rpartition(".")[0], name not in old
         begun = name in owners or name.endswith(".__init__")  # with tasks around it, nothing to say of a new one
         in_given_class = bool(owner) and owner not in owners and owner not in old
-        if old.get(name) != code and name not in tasks and not in_given_class and not (begun and name not in old):
+        if (
+            (is_new or old[name].code != one.code)
+            and name not in tasks
+            and not in_given_class
+            and not (begun and is_new)
+        ):
             found.append(name)
     return found
 
 
 def class_heading(stage: Path, file: str, name: str) -> list[str]:
     """Return what the docstring of a class says first, and what it says about this stage: invariants stand there."""
-    found = dict(named(ast.parse((stage / file).read_text(encoding="utf-8")).body))
-    if name not in found or not (text := ast.get_docstring(found[name])):
+    found = definitions((stage / file).read_text(encoding="utf-8")).get(name)
+    if not (found and found.doc):
         return []
-    first, *others = text.split("\n\n")
+    first, *others = found.doc.split("\n\n")
     news = [part for part in others if part.startswith("Invariant") or f"NEW in {stage.name[:2]}" in part]
     return [" ".join([f"**class `{name}`**: {clean(first)}", *map(clean, news)])]
 
 
 def entry(before: Path, stage: Path, task: Task) -> list[str]:
     """Return the paragraphs about one task."""
-    function, lines = find(stage, task)
-    length = len(code_of(stage, task))
-    size = f"{length} line{'s' * (length != 1)} in the reference"
+    found = task.of(stage)
+    code = code_lines(found)
+    size = f"{len(code)} line{'s' * (len(code) != 1)} in the reference"
     if task.changed:
-        place, added, removed = find(before, task)[0].lineno, *changed_lines(before, stage, task)
-        link = f"[stage {before.name[:2]}'s](../../{before.name}/{task.file}#L{place})"
-        size += f", +{added} -{removed} to {link} (line {place})"
-    parts = [f"### {task.number}. `{task.name}`", f"```python\n{signature(function, lines)}\n```"]
+        was = task.of(before)
+        marks = [line[0] for line in difflib.ndiff(code_lines(was), code)]
+        link = f"[stage {before.name[:2]}'s](../../{before.name}/{task.file}#L{was.node.lineno})"
+        size += f", +{marks.count('+')} -{marks.count('-')} to {link} (line {was.node.lineno})"
     docstring, used = words_of(stage, task)
-    said = [docstring, f"{size}.", used]
-    checks = [one.number for one in read_milestones(stage.name[:2]) if task.name in one.tasks]
-    said += [f"Checked by milestone {checks[0]}."] if checks else []
-    parts.append(" ".join(filter(None, said)))
-    why = " ".join(map(clean, comments(reasons(function, lines, stage.name[:2]))))
-    return [*parts, f"*Why:* {why}"] if why else parts
+    checks = [
+        f"Checked by milestone {one.number}." for one in read_milestones(stage.name[:2]) if task.name in one.tasks
+    ]
+    said = " ".join(filter(None, [docstring, f"{size}.", used, *checks[:1]]))
+    why = " ".join(
+        map(
+            clean,
+            re.split(r" (?=NEW in \d\d: )", " ".join(line.strip("# \n") for line in reasons(found, stage.name[:2]))),
+        )
+    )
+    return [
+        f"### {task.number}. `{task.name}`",
+        f"```python\n{signature(found)}\n```",
+        said,
+        f"*Why:* {why}" * bool(why),
+    ]
 
 
 def words_of(stage: Path, task: Task) -> tuple[str, str]:
     """Return what the docstring of a task's function says first, and a sentence with what it calls; "" for none."""
-    function, lines = find(stage, task)
-    used = ", ".join(f"`{name}`" for name in calls(stage, function, "\n".join(lines)))
-    return clean((ast.get_docstring(function) or "").split("\n\n")[0]), f"It calls {used}." if used else ""
+    found = task.of(stage)
+    used = ", ".join(f"`{name}`" for name in calls(stage, found))
+    return clean(found.doc.split("\n\n")[0]), f"It calls {used}." if used else ""
 
 
-def find(stage: Path, task: Task) -> tuple[Function, list[str]]:
-    """Return a task's function as a stage has it, and the lines of its file."""
-    source = (stage / task.file).read_text(encoding="utf-8")
-    return functions(source)[task.name], source.splitlines()
+def code_lines(found: Definition) -> list[str]:
+    """Return the lines of code of a function's body, without comments and what follows code on its line."""
+    body = (line.split("  # ")[0].rstrip() for line in found.file[found.body])
+    return [line for line in body if line and not line.lstrip().startswith("#")]
 
 
-def code_of(stage: Path, task: Task) -> list[str]:
-    """Return the lines of code of a task's body, without comments and what follows code on its line."""
-    function, lines = find(stage, task)
-    body = (line.split("  # ")[0] for line in lines[body_span(function, lines)])
-    return [line for line in body if line.strip() and not line.lstrip().startswith("#")]
-
-
-def changed_lines(before: Path, stage: Path, task: Task) -> tuple[int, int]:
-    """Return how many lines a task adds to the body in the stage before, and how many it removes."""
-    lines = [*difflib.ndiff(code_of(before, task), code_of(stage, task))]
-    return sum(line.startswith("+ ") for line in lines), sum(line.startswith("- ") for line in lines)
-
-
-def calls(stage: Path, function: Function, source: str) -> list[str]:
+def calls(stage: Path, function: Definition) -> list[str]:
     """Return what of the course a function calls: functions and classes of common and this stage, methods, in order."""
-    body = ast.parse(source).body
-    imports = [node for node in body if isinstance(node, ast.ImportFrom)]
+    source = "".join(function.file)
+    imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
     imports = [node for node in imports if node.level or node.module.startswith("common")]
-    ours = {one.name for node in imports for one in node.names} | {name for name, _ in named(body)}
+    ours = {one.name for node in imports for one in node.names} | {*definitions(source)}
     files = [stage.parent / f"{node.module.replace('.', '/')}.py" for node in imports if not node.level]
-    theirs = [file.read_text(encoding="utf-8") for file in files if file.exists()]
-    own, all_of_them = (
-        {name.rpartition(".")[2] for text in texts for name in functions(text)}
-        for texts in (read_sources(stage).values(), [*read_sources(stage).values(), *theirs])
-    )
+    own = methods(read_sources(stage).values())
+    known = own | methods(file.read_text(encoding="utf-8") for file in files if file.exists())
     found = []
-    for node in ast.walk(ast.Module(statements(function), [])):
+    for node in ast.walk(ast.Module(function.statements, [])):
         if isinstance(node, ast.Call) and re.fullmatch(r"[\w.]+", name := ast.unparse(node.func)):
             first, _, rest = name.partition(".")
             method, of_self = rest.rpartition(".")[2], first == "self"
-            if first in ours or (of_self and (method in own or method == rest)) or method in all_of_them - BUILTIN:
+            if first in ours or (of_self and (method in own or method == rest)) or method in known - BUILTIN:
                 found.append((node.lineno, node.col_offset, name))
     return [*dict.fromkeys(name for _, _, name in sorted(found))]
 
 
-def signature(function: Function, lines: list[str]) -> str:
+def methods(texts: Iterable[str]) -> set[str]:
+    """Return the last names of all functions in some files."""
+    found = (item for text in texts for item in definitions(text).items())
+    return {name.rpartition(".")[2] for name, one in found if not one.is_class}
+
+
+def signature(found: Definition) -> str:
     """Return a function from its first decorator to the colon."""
-    first = function.body[0].lineno - 1 if ast.get_docstring(function) else body_span(function, lines).start
-    return textwrap.dedent("\n".join(lines[span(function).start : first]))
-
-
-def comments(lines: list[str]) -> list[str]:
-    """Return what comments say, each of which begins with "NEW in 05: " and may take several lines."""
-    return re.split(r" (?=NEW in \d\d: )", " ".join(line.strip().lstrip("# ") for line in lines))
+    first = found.node.body[0].lineno - 1 if found.doc else found.body.start
+    return textwrap.dedent("".join(found.file[found.span.start : first])).rstrip("\n")
 
 
 def clean(text: str) -> str:

@@ -1,11 +1,11 @@
 """Blank stages: the reference without the bodies of its tasks, and the list of these tasks."""
 
 import ast
-from itertools import pairwise
 
 import pytest
 
-from common.learn.blank import blank_stage, find_tasks, functions
+from common.learn.blank import blank_stage, find_tasks
+from common.learn.code import definitions
 from common.learn.milestones import read_milestones
 from common.learn.stage_diff import read_sources
 from common.learn.task_list import task_list, words_of
@@ -13,41 +13,41 @@ from common.stages import stage_folders
 
 STAGES = stage_folders()
 
-each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
+each_stage = pytest.mark.parametrize("stage", STAGES[1:], ids=lambda stage: stage.name[:2])
 
 
-@each_pair
-def test_every_task_raises_an_error_that_names_it_below_its_docstring_and_reasons(before, after):
-    tasks, blank, sources = find_tasks(before, after), blank_stage(before, after), read_sources(after)
-    assert tasks and len({task.name for task in tasks}) == len(tasks), "`solve` takes a task by its name alone"
+@each_stage
+def test_every_task_raises_an_error_that_names_it_below_its_docstring_and_reasons(stage):
+    tasks, blank = find_tasks(stage), blank_stage(stage)
+    assert len({task.name for task in tasks}) == len(tasks), "`solve` takes a task by its name alone"
     for task in tasks:
-        given, written = (functions(files[task.file])[task.name] for files in (blank, sources))
-        [raises] = [statement for statement in given.body if not isinstance(statement, ast.Expr)]
+        given = definitions(blank[task.file])[task.name]
+        [raises] = [statement for statement in given.node.body if not isinstance(statement, ast.Expr)]
         assert ast.unparse(raises) == f"raise NotImplementedError('task {task.number}: {task.name}')"
-        assert ast.get_docstring(given) == ast.get_docstring(written)
-    for file, source in sources.items():
+        assert given.doc == task.of(stage).doc
+    for file, source in read_sources(stage).items():
         reasons = {line.strip() for line in source.splitlines() if line.strip().startswith("# NEW in ")}
         assert reasons <= {line.strip() for line in blank[file].splitlines()}
 
 
-@each_pair
-def test_the_list_has_every_task_in_the_order_of_the_lesson_and_its_milestone(before, after):
-    tasks = find_tasks(before, after)
-    assert {name for one in read_milestones(after.name[:2]) for name in one.tasks} == {task.name for task in tasks}
-    text = task_list(before, after, tasks)
+@each_stage
+def test_the_list_has_every_task_in_the_order_of_the_lesson_and_its_milestone(stage):
+    tasks = find_tasks(stage)
+    assert {name for one in read_milestones(stage.name[:2]) for name in one.tasks} == {task.name for task in tasks}
+    text = task_list(stage)
     headings = [line for line in text.splitlines() if line.startswith("### ")]
     assert headings == [f"### {task.number}. `{task.name}`" for task in tasks]
     assert " ".join(text.split()).count("Checked by milestone ") == len(tasks)
 
 
 def test_a_task_names_what_it_has_to_call_wherever_that_is_defined():
-    [chunk] = (task for task in find_tasks(STAGES[2], STAGES[3]) if task.name == "Scheduler._chunk")
+    [chunk] = (task for task in find_tasks(STAGES[3]) if task.name == "Scheduler._chunk")
     used = words_of(STAGES[3], chunk)[1]
     assert used == "It calls `self.price.most`, `Chunk`, `sequence.request.token_ids_between`."
 
 
 def test_a_task_has_its_signature_first_sentence_size_and_reason():
-    text = task_list(STAGES[3], STAGES[4], find_tasks(STAGES[3], STAGES[4]))
+    text = task_list(STAGES[4])
     entry = " ".join(text[text.index("`Batch.__init__`") : text.index("## kv_cache.py")].split())
     assert "def __init__(self, chunks: list[Chunk], device: torch.device):" in entry
     assert "Lay chunks end to end in their order; `schedule` puts decodes first, for kernels of one query." in entry

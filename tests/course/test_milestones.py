@@ -1,7 +1,5 @@
 """Each milestone grades what it says: without one of its tasks it fails, and the tasks so far are enough for it."""
 
-from itertools import pairwise
-
 import pytest
 
 from common.learn.alone import with_reference
@@ -13,9 +11,9 @@ from tests.helpers.incomplete_stages import as_before, patient, without, write
 
 # Without these tasks a milestone waits for ever. What the others must be missed by ends by itself.
 ENDLESS = {"EngineThread._engine_run", "EngineThread._fail_all", "Router._order", "Router._listen", "Router._worker_up"}
-PAIRS = list(pairwise(stage_folders()))
-TASKS = [(before, stage, task) for before, stage in PAIRS for task in find_tasks(before, stage)]
-MILESTONES = [(before, stage, milestone) for before, stage in PAIRS for milestone in read_milestones(stage.name[:2])]
+STAGES = stage_folders()[1:]
+TASKS = [(stage, task) for stage in STAGES for task in find_tasks(stage)]
+MILESTONES = [(stage, milestone) for stage in STAGES for milestone in read_milestones(stage.name[:2])]
 
 
 @pytest.fixture(scope="module")
@@ -24,8 +22,8 @@ def runner(loaded_once):
         yield runner
 
 
-@pytest.mark.parametrize(("before", "stage", "task"), TASKS, ids=lambda value: getattr(value, "title", value.name[:2]))
-def test_a_task_that_does_nothing_is_missed(tmp_path, runner, before, stage, task):
+@pytest.mark.parametrize(("stage", "task"), TASKS, ids=lambda value: getattr(value, "title", value.name[:2]))
+def test_a_task_that_does_nothing_is_missed(tmp_path, runner, stage, task):
     """And so is the news in a task that the stage before has, too."""
     folder = tmp_path / stage.name
     write(folder, without(stage, task))
@@ -36,19 +34,19 @@ def test_a_task_that_does_nothing_is_missed(tmp_path, runner, before, stage, tas
         assert what and what.startswith("it ran for") == is_endless, f"{milestone.title}: {what}"
     if task.changed:
         folder = tmp_path / "as_before" / stage.name
-        write(folder, as_before(before, stage, task))
+        write(folder, as_before(stage, task))
         assert any(runner.run(folder, milestone).what for milestone in needing)
 
 
-@pytest.mark.parametrize(("before", "stage", "milestone"), MILESTONES, ids=lambda value: value.name.split("_")[0])
-def test_the_tasks_so_far_reach_it(tmp_path, runner, before, stage, milestone):
+@pytest.mark.parametrize(("stage", "milestone"), MILESTONES, ids=lambda value: value.name.split("_")[0])
+def test_the_tasks_so_far_reach_it(tmp_path, runner, stage, milestone):
     """On the lines of a blank stage, with the reference in place of these tasks, as `check` tries a task by itself."""
-    folder, tasks = tmp_path / stage.name, find_tasks(before, stage)
-    written = {name for one in read_milestones(stage.name[:2])[: milestone.number] for name in one.tasks}
-    write(folder, blank_stage(before, stage))
-    for path in folder.glob("*.py"):
-        lines = path.read_text(encoding="utf-8").count("\n")
-        mine = [task for task in tasks if task.file == path.name and task.name in written]
-        path.write_text(with_reference(path, stage, mine), encoding="utf-8")
-        assert path.read_text(encoding="utf-8").count("\n") == lines
+    folder, blank = tmp_path / stage.name, blank_stage(stage)
+    needed = {name for one in read_milestones(stage.name[:2])[: milestone.number] for name in one.tasks}
+    write(folder, blank)
+    files = with_reference(folder, stage, [task for task in find_tasks(stage) if task.name in needed])
+    assert {name: text.count("\n") for name, text in files.items()} == {
+        n: text.count("\n") for n, text in blank.items()
+    }
+    write(folder, files)
     assert runner.run(folder, patient(milestone)).what == ""

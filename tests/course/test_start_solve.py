@@ -2,20 +2,17 @@
 
 import random
 import sys
-from itertools import pairwise
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from common.learn import solve, start
-from common.learn.blank import blank_stage, find_tasks
+from common.learn.blank import find_tasks
 from common.stages import load_engine, stage_folders
 
 STAGES = stage_folders()
 STAGE_02, STAGE_05 = STAGES[1].name, STAGES[4].name
-
-each_pair = pytest.mark.parametrize(("before", "after"), list(pairwise(STAGES)), ids=lambda stage: stage.name[:2])
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -44,20 +41,18 @@ def test_start_twice_is_refused_and_force_keeps_the_old_folder(root, capsys):
     assert "begin with KVCache.nbytes" in capsys.readouterr().out
 
 
-def test_a_full_disk_leaves_no_half_a_stage(root, monkeypatch):
-    def full(path, *_, **__):
-        raise OSError(28, "No space left on device", str(path))
-
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(Path, "write_text", full)
-        start.main([STAGE_02], root)
-    assert not (root / "my" / STAGE_02).exists()
-    start.main([STAGE_02], root)
-    assert [folder.name for folder in (root / "my").iterdir()] == [STAGE_02]
-    before = files(root / "my" / STAGE_02)
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(Path, "write_text", full)
-        solve.main([STAGE_02, "--all", "--yes"], root)
+def test_a_full_disk_leaves_no_half_a_stage_and_what_a_learner_wrote(root, monkeypatch):
+    full = Mock(side_effect=OSError(28, "No space left on device"))
+    for command, arguments in ((start, []), (solve, ["--all", "--yes"])):
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+            patch.setattr(Path, "write_text", full)
+            patch.setattr(Path, "write_bytes", full)
+            command.main([STAGE_02, *arguments], root)
+        if command is start:
+            assert not (root / "my" / STAGE_02).exists()
+            start.main([STAGE_02], root)
+            assert [folder.name for folder in (root / "my").iterdir()] == [STAGE_02]
+            before = files(root / "my" / STAGE_02)
     assert files(root / "my" / STAGE_02) == before
 
 
@@ -83,33 +78,32 @@ def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys
     assert 'NotImplementedError("task 9: Scheduler.schedule")' in new
 
 
-def test_from_takes_no_stage_but_the_one_before(root):
-    """Functions of a later one, or of one further back, would be mixed into this one without a word."""
-    for other in (STAGES[2], STAGES[5]):
-        with pytest.raises(SystemExit, match="takes over your stage 04, the one before, and .* is another"):
-            start.main([STAGE_05, "--from", other.name], root)
-    assert not (root / "my").exists()
-
-
-def test_from_names_the_line_that_does_not_parse(root):
+def test_from_refuses_what_would_be_mixed_in_without_a_word_and_what_does_not_parse(root):
     (root / "mine").mkdir()
     (root / "mine" / "engine.py").write_text("x = 1\ndef f(:\n")
-    with pytest.raises(SystemExit, match=r"engine\.py, line 2"):
-        start.main([STAGE_05, "--from", str(root / "mine")], root)
-    with pytest.raises(SystemExit, match="There is no stage .*nothing"):
-        start.main([STAGE_05, "--from", str(root / "nothing")], root)
+    other = "takes over your stage 04, the one before, and .* is another"
+    for earlier, says in (
+        (STAGES[2].name, other),
+        (STAGES[5].name, other),
+        ("mine", r"engine\.py, line 2"),
+        ("nothing", "There is no stage .*nothing"),
+    ):
+        with pytest.raises(SystemExit, match=says):
+            start.main([STAGE_05, "--from", earlier], root)
+    assert not (root / "my").exists()
 
 
 # ---- solve ----
 
 
-@each_pair
-def test_filled_in_one_by_one_in_any_order_is_the_reference(before, after):
-    blank, tasks = blank_stage(before, after), find_tasks(before, after)
-    random.Random(after.name).shuffle(tasks)
+@pytest.mark.parametrize("stage", STAGES[1:], ids=lambda stage: stage.name[:2])
+def test_filled_in_one_by_one_in_any_order_is_the_reference(root, stage):
+    start.main([stage.name], root)
+    tasks = find_tasks(stage)
+    random.Random(stage.name).shuffle(tasks)
     for task in tasks:
-        blank[task.file], _ = solve.fill_in(Path(task.file), blank[task.file], after / task.file, task)
-    assert {name: text.encode() for name, text in blank.items()} == files(after)
+        assert solve.main([stage.name, task.name, "--yes"], root) == 0
+    assert files(root / "my" / stage.name) == files(stage)
 
 
 def test_solve_shows_the_difference_and_leaves_the_rest(root, capsys):
@@ -132,34 +126,30 @@ def test_solve_shows_the_difference_and_leaves_the_rest(root, capsys):
 
 
 def test_nothing_is_filled_in_without_a_clear_yes(root, monkeypatch):
-    start.main([STAGE_02], root)
-    before = files(root / "my" / STAGE_02)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
-    for arguments, says in (([], "needs one task"), (["Engine.run", "--all"], "needs one task"), (["2"], "say --yes")):
-        with pytest.raises(SystemExit, match=says):
-            solve.main([STAGE_02, *arguments], root)
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", Mock(side_effect=["", "n", EOFError, "y"]))
-    for _ in range(3):
-        assert solve.main([STAGE_02, "--all"], root) == 1 and files(root / "my" / STAGE_02) == before
-    assert solve.main([STAGE_02, "--all"], root) == 0 and files(root / "my" / STAGE_02) == files(root / STAGE_02)
-
-
-def test_what_cannot_be_solved_says_what_to_do(root):
     with pytest.raises(SystemExit, match="make it with `python3 course.py start 02`"):
         solve.main([STAGE_02, "--all"], root)
     start.main([STAGE_02], root)
-    for wanted, nearest in (("run", "Engine.run"), ("Engin.run", "Engine.run"), ("zzz", "none; TASKS.md lists all")):
-        with pytest.raises(SystemExit, match=f"^There is no task '{wanted}'. Nearest: .*{nearest}"):
-            solve.main([STAGE_02, wanted, "--yes"], root)
     engine = root / "my" / STAGE_02 / "engine.py"
-    text = engine.read_text()
-    engine.write_text(text.replace("def release(", "def give_back("))
-    with pytest.raises(SystemExit, match="engine.py has no Engine.release"):
-        solve.main([STAGE_02, "Engine.release", "--yes"], root)
-    engine.write_text(text.replace("def release(", "def release(("))
-    with pytest.raises(SystemExit, match="engine.py, line"):
-        solve.main([STAGE_02, "Engine.run", "--yes"], root)
+    before, text = files(engine.parent), engine.read_text()
+    for arguments, written, says in (
+        ([], text, "needs one task"),
+        (["Engine.run", "--all"], text, "needs one task"),
+        (["2"], text, "say --yes"),
+        (["run"], text, "^There is no task 'run'. Nearest: .*Engine.run"),
+        (["Engin.run"], text, "^There is no task 'Engin.run'. Nearest: .*Engine.run"),
+        (["zzz"], text, "^There is no task 'zzz'. Nearest: none; TASKS.md lists all"),
+        (["Engine.release"], text.replace("def release(", "def give_back("), "engine.py has no Engine.release"),
+        (["Engine.run"], text.replace("def release(", "def release(("), "engine.py, line"),
+    ):
+        engine.write_text(written)
+        with pytest.raises(SystemExit, match=says):
+            solve.main([STAGE_02, *arguments], root)
+    engine.write_text(text)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", Mock(side_effect=["", "n", EOFError, "y"]))
+    for _ in range(3):
+        assert solve.main([STAGE_02, "--all"], root) == 1 and files(engine.parent) == before
+    assert solve.main([STAGE_02, "--all"], root) == 0 and files(engine.parent) == files(root / STAGE_02)
 
 
 # ---- The learner's folder in place of the reference ----

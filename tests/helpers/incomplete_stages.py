@@ -3,7 +3,8 @@
 import shutil
 from pathlib import Path
 
-from common.learn.blank import Task, body_span, functions, replaced
+from common.learn.blank import Task, stage_before
+from common.learn.code import read_files, replaced
 from common.learn.patches import patched, read_hunks
 from common.stages import ROOT
 
@@ -27,7 +28,7 @@ def patient(milestone):
 
 def solved(stage: Path, number: int) -> dict[str, str]:
     """Return the files of a stage with the solution of an exercise."""
-    files = sources(stage)
+    files = read_files(stage)
     for path in SOLUTIONS.glob(f"{stage.name[:2]}-{number}.patch"):
         for diff in path.read_text(encoding="utf-8").split("\n--- a/")[1:]:
             name = Path(diff.partition("\n")[0]).name
@@ -40,16 +41,15 @@ def without(stage: Path, task: Task, body: str = "return None") -> dict[str, str
     return with_body(stage, task, [" " * 4 * (1 + task.name.count(".")) + body + "\n"])
 
 
-def as_before(before: Path, stage: Path, task: Task) -> dict[str, str]:
+def as_before(stage: Path, task: Task) -> dict[str, str]:
     """Return the reference's files with one changed task as it was in the stage before."""
-    source = sources(before)[task.file]
-    lines = source.splitlines(keepends=True)
-    return with_body(stage, task, lines[body_span(functions(source)[task.name], lines)])
+    was = task.of(stage_before(stage))
+    return with_body(stage, task, was.file[was.body])
 
 
 def with_body(stage: Path, task: Task, body: list[str]) -> dict[str, str]:
     """Return the reference's files with these lines as the body of one task."""
-    files = sources(stage)
+    files = read_files(stage)
     return files | {task.file: replaced(files[task.file], {task.name: body}, bodies=True)}
 
 
@@ -58,10 +58,6 @@ def edit(path: Path, was: str, now: str) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.count(was) == 1
     path.write_text(text.replace(was, now), encoding="utf-8")
-
-
-def sources(stage: Path) -> dict[str, str]:
-    return {path.name: path.read_text(encoding="utf-8") for path in stage.glob("*.py")}
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

@@ -20,7 +20,8 @@ from tempfile import TemporaryDirectory
 from common.stages import ROOT
 from common.terminal import run_to_end
 
-from .. import bug
+from ..bug import copy_course, make
+from ..first_failure import run_tests
 from . import FAULTS, Fault
 
 TABLE = Path(__file__).with_name("caught.md")
@@ -60,11 +61,11 @@ def first_failure(fault: Fault, tests: list[str]) -> str:
     """Return the first of these tests that fails with the fault, "" if all pass. Exit if they cannot run."""
     with TemporaryDirectory() as temporary:
         tree = Path(temporary)
-        bug.copy_course(ROOT, tree)
+        copy_course(ROOT, tree)
         fault.plant(tree)
-        ended = bug.run_tests(tree, tests, sys.executable)
+        ended = run_tests(tree, tests)
     if ended.status not in (0, 1):
-        sys.exit(f"bug {fault.number}: pytest ended with {ended.status}: {ended.says}")
+        sys.exit(f"bug {fault.number}: pytest ended with {ended.status}: {ended.says[-1]}")
     return ended.failed if ended.status else ""
 
 
@@ -72,7 +73,7 @@ def reproduction(fault: Fault) -> list[str]:
     """Return what is wrong with a fault's reproduce.py: it fails with the fault, and passes without."""
     with TemporaryDirectory() as temporary:
         folder, wrong = Path(temporary) / "bug", []
-        bug.make(fault, ROOT, folder)
+        make(fault, ROOT, folder)
         if not run(folder).returncode:
             wrong.append("its reproduce.py passes")
         (folder / fault.file).write_bytes((ROOT / fault.file).read_bytes())

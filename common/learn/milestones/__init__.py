@@ -15,10 +15,10 @@ the exercise stand in place of tasks. They expect a finished stage, changed as t
 """
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from common.stages import ROOT
 
@@ -59,24 +59,25 @@ def milestone(about: str, *, hint: str, second_hint: str, seconds: int = 20) -> 
 exercise = milestone
 
 
-@cache
 def read_milestones(number: str) -> list[Milestone]:
     """Return the heads of a stage's milestones, in order; none for a stage without any. number: such as "05"."""
-    heads = enumerate(read_heads(TESTS / f"test_{number}_milestones.py"), 1)
-    return [Milestone(place, *where, tuple(tasks.split(", ")), **rest) for place, (*where, tasks, rest) in heads]
+    return read_heads(TESTS / f"test_{number}_milestones.py")
 
 
 def read_exercises(number: str) -> list[Milestone]:
     """Return the heads of the checks of a lesson's exercises, in order, each with the exercise's number and no task."""
-    heads = [(*where, *about.split("-"), rest) for *where, about, rest in read_heads(EXERCISES)]
-    return [Milestone(int(place), *where, (), **rest) for *where, stage, place, rest in heads if stage == number]
+    heads = [(*one.tasks[0].split("-"), one) for one in read_heads(EXERCISES)]
+    return [one._replace(number=int(place), tasks=()) for stage, place, one in heads if stage == number]
 
 
-def read_heads(path: Path) -> Iterator[tuple[Path, str, str, dict[str, Any]]]:
-    """Yield file, function, first argument, and the other arguments and what is expected, of each head in a file."""
+@cache
+def read_heads(path: Path) -> list[Milestone]:
+    """Return the heads in a file, in order, each with the names in its first argument as tasks."""
+    found = []
     for node in ast.parse(path.read_text(encoding="utf-8")).body if path.exists() else ():
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
             [head] = node.decorator_list
             rest = {keyword.arg: ast.literal_eval(keyword.value) for keyword in head.keywords}
-            expected = " ".join(ast.get_docstring(node).split())
-            yield path, node.name, ast.literal_eval(head.args[0]), rest | {"expected": expected}
+            tasks, expected = ast.literal_eval(head.args[0]).split(", "), " ".join(ast.get_docstring(node).split())
+            found.append(Milestone(len(found) + 1, path, node.name, tuple(tasks), expected, **rest))
+    return found

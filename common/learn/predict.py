@@ -84,7 +84,9 @@ def parse_options(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Na
     first.add_argument("--model", choices=["smollm2"], help=help)
     model = first.parse_known_args(arguments)[0].model  # the questions are options as well
     size_set = "large" if model else "predict"
-    questions = read_questions(stage, benchmark.sizes_of(size_set), model)
+    first.add_argument("--sizes", choices=[size_set, "tiny"], default=size_set, help="tiny: for tests")
+    sizes = first.parse_known_args(arguments)[0].sizes  # which say at how many places a curve is asked about
+    questions = read_questions(stage, benchmark.sizes_of(sizes), model)
     if not questions:
         sys.exit(f"`predict {stage.name[:2]}` asks only about the bundled model: leave out --model.")
     command = f"course.py predict {stage.name[:2]}"
@@ -103,7 +105,6 @@ def parse_options(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Na
         help = f"{one['ask']} Unit: {one['unit']}{places(one)}."
         metavar = ",".join("N" for _ in one["at"])
         parser.add_argument(f"--{one['name']}", type=partial(parse, one), metavar=metavar, help=help)
-    parser.add_argument("--sizes", choices=[size_set, "tiny"], default=size_set, help="tiny: for tests")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for PNG and JSON (default: results)")
     return parser.parse_args(arguments)
 

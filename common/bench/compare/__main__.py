@@ -13,7 +13,6 @@ import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jinja2  # Flask needs it, and so does torch
 
@@ -24,16 +23,13 @@ from ..documents import write_atomically
 from ..hardware import slugify
 from ..plots import place, short
 from .drawing import draw
-from .panels import Group, over_first
+from .panels import OVER_FIRST, Group, figures_of
 from .sources import HERE, JUDGE, Results, collect
 
-LEAST_DRIFT = 1.1  # slowest over fastest of the reference product, from which on it is said at the top
+MIN_DRIFT = 1.1  # slowest over fastest of the reference product, from which on it is said at the top
 SETS = {"quick": "the quick benchmark", "full": "the whole benchmark", "gpu": "the GPU benchmark"}
-SETS |= {
-    "large": "the whole benchmark, with the sizes for a real model",
-    "large-quick": SETS["quick"],
-    JUDGE: "the capstone",
-}
+SETS |= {"large": "the whole benchmark, with the sizes for a real model", "large-quick": SETS["quick"]}
+SETS |= {JUDGE: "the capstone"}
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
@@ -54,16 +50,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     drifted = [
         f"{results.path.name}: its own speed changed by {results.drift - 1:.0%} while it was measured."
         for results in found
-        if results.drift > LEAST_DRIFT
+        if results.drift > MIN_DRIFT
     ]
     for sentence in [f"left out: {each}" for each in refused] + [f"drift: {each}" for each in drifted]:
         note(sentence)
     if not found:
         return 1
     keys = dict.fromkeys(results.group for results in found)
-    groups = [shown(Group([each for each in found if each.group == key])) for key in keys]
+    groups = [Group([each for each in found if each.group == key]) for key in keys]
     environment = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True)
-    helpers = {"short": short, "place": place, "slug": slugify, "rate": rate, "behind": behind, "here": HERE}
+    helpers = {"title": title, "lead": lead, "draw": draw, "behind": behind, "here": HERE}
+    helpers |= {"short": short, "place": place, "slug": slugify}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"), helpers)
     page = args.out / "index.html"
     write_atomically(page, template.render(groups=groups, drifted=drifted, refused=refused))
@@ -71,43 +68,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def shown(group: Group) -> dict[str, Any]:
-    """Return what the page shows of a group."""
-    facts, size_set = group.members[0].machine, group.members[0].size_set
-    device = "GPU" if facts["device"] == "cuda" else facts["device"].upper()
-    weights = ", random weights" if facts["load_format"] == "dummy" else ""
-    machines = [
-        {"results": each, "facts": each.machine, "far": group.odd.get(place), "differs": group.differences(each)}
-        for place, each in enumerate(group.members)
-    ]
-    return {
-        "title": f"{device}: {SETS.get(size_set, size_set)}, {facts['model']} model{weights}",
-        "lead": lead(group),
-        "panels": [{"svg": draw(panel), "panel": panel} for panel in group.panels()],
-        "machines": machines,
-        "group": group,
-    }
+def title(group: Group) -> str:
+    first = group.members[0]
+    device = "GPU" if first.machine["device"] == "cuda" else first.machine["device"].upper()
+    weights = ", random weights" if first.machine["load_format"] == "dummy" else ""
+    return f"{device}: {SETS.get(first.size_set, first.size_set)}, {first.machine['model']} model{weights}"
 
 
 def lead(group: Group) -> str:
-    """Return how far the staircase leads with the most clients: of a class the median."""
+    """Return how far the staircase leads with the most clients, in the median of all machines."""
     if group.is_capstone:
         return "What each server gives within the objectives, over the reference on the same machine."
     if not group.with_course:
         return "Each stage against the one before it."
-    each = [[figure["median"] for figure in over_first(results)[-1][1]] for results in group.with_course]
-    medians = list(map(statistics.median, zip(*each, strict=True)))
-    best = medians.index(max(medians))
-    factors, where = " and ".join(short(one[best]) for one in each), ""
-    if group.is_class:
-        factors, where = short(medians[best]), f", in the median of {len(each)} machines"
-    first, *_ = names = [name[:2] for name in group.with_course[0].course]
-    load = counted(group.with_course[0].ends[-1][1], "client")
-    return f"Stage {names[best]} gives {load} {factors} times the tokens per second of stage {first}{where}."
-
-
-def rate(per_second: float | None) -> str:
-    return f"{per_second / 1e9:,.0f}" if per_second else "?"
+    [metric], first = OVER_FIRST, group.with_course[0]
+    each = [[figure["median"] for figure in figures_of(results, metric, -1)] for results in group.with_course]
+    medians = dict(zip(first.course, map(statistics.median, zip(*each, strict=True)), strict=True))
+    best = max(medians, key=medians.get)
+    where = f", in the median of {len(each)} machines" if len(each) > 1 else ""
+    load, factor = counted(first.ends[-1][1], "client"), short(medians[best])
+    return f"Stage {best[:2]} gives {load} {factor} times the tokens per second of stage {[*medians][0][:2]}{where}."
 
 
 def behind(results: Results) -> str:

@@ -9,15 +9,13 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from pathlib import Path
 from typing import Any
 
-from common.errors import shortened
 from common.stages import stage_folders
 
 from ..documents import read_json
-from ..hardware import ROOT, slug
+from ..hardware import ROOT
 from ..plots import place
 from ..summary import entry_of, read_summary
 
@@ -26,8 +24,9 @@ JUDGE = "judge"  # the size set of the capstone's results, and their only benchm
 HERE = ROOT / "results"  # where `bench` writes about this machine
 COMMITTED = ROOT / "common" / "bench" / "results"
 SPREAD = ("median", "min", "max")
-FACTS = ("dtype", "python", "torch", "transformers", "commit", "date")  # of a machine, beside what names its group
-MEASURE_AGAIN = "measure again with `course.py bench`"
+METRICS = {"tokens_per_second": "Output tokens/s", "ttft_ms": "First token, ms", "tpot_ms": "Output token, ms"}
+RATES = ("copy_bytes_per_second", "matmul_flops_per_second")
+FACTS = ("dtype", "python", "torch", "transformers", "commit", "date", *RATES)  # beside what names a machine's group
 # Sizes that change nothing of the work: a judgement, measurements beside it that older files have.
 NOTED = {"objectives", "read_bytes", "bookkeeping_batches", "large_model"}
 
@@ -59,12 +58,11 @@ class Results:
     @property
     def ends(self) -> list[tuple[int, int]]:
         """Return (place among the sizes, clients) of the least and of the most clients of that load."""
-        clients = self.entries[COURSE]["sizes"]["clients"] if self.course else []
-        return [(at, clients[at]) for at in sorted({0, len(clients) - 1})] if clients else []
+        return [(at, self.entries[COURSE]["sizes"]["clients"][at]) for at in (0, -1)] if self.course else []
 
-    def at_load(self, stage: str, metric: str, at: int) -> dict[str, float]:
-        """Return one figure of a stage under that load. at: the place of a number of clients among the sizes."""
-        return {key: self.course[stage][metric][key][at] for key in SPREAD}
+    def under_load(self, metric: str, at: int) -> list[dict[str, float]]:
+        """Return one figure of every stage under that load. at: the place of a number of clients among the sizes."""
+        return [{key: figures[metric][key][at] for key in SPREAD} for figures in self.course.values()]
 
 
 def collect(paths: Sequence[Path]) -> tuple[list[Results], list[str]]:
@@ -82,7 +80,7 @@ def collect(paths: Sequence[Path]) -> tuple[list[Results], list[str]]:
             found.append(read_results(path))
         except ValueError as error:
             refused.append(str(error))
-    return keep_comparable(with_labels(without_copies(found, refused)), refused), refused
+    return keep_comparable(numbered(without_copies(found, refused)), refused), refused
 
 
 def results_files(folder: Path) -> list[Path]:
@@ -96,45 +94,22 @@ def is_document(value: Any) -> bool:
 
 
 def read_results(path: Path) -> Results:
-    """Read a results file. Raise ValueError with a sentence if it is none."""
+    """Read a results file. Raise ValueError with a sentence if it is none, or if something that is shown is missing."""
     found = read_summary(path)
     try:
-        entries = {name: {"figures": {}} | entry for name, entry in found["benchmarks"].items() if has_headline(entry)}
-        results = Results(path.stem, path, found["machine"], found["size_set"], float(found["drift"]), entries)
+        entries = {name: {"figures": {}} | entry for name, entry in found["benchmarks"].items() if "ratio" in entry}
+        results = Results(path.stem, path, found["machine"], found["size_set"], found["drift"], entries)
         _ = results.group, place(results.machine), [results.machine[fact] for fact in FACTS]
-        _ = {*results.machine.values()}, expect_figures(results)
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): {MEASURE_AGAIN}") from error
+        figures = [figure for at, _ in results.ends for metric in METRICS for figure in results.under_load(metric, at)]
+        for entry in entries.values():
+            _ = entry["sizes"].items(), [entry[key] for key in ("title", "unit", "doubt", "order", "commit", "date")]
+            figures += [entry["ratio"], entry["drift"], *entry["sides"].values()]
+        if not all(figure[key] > 0 for figure in figures for key in SPREAD):
+            raise ValueError("figures that are not positive")
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        again = "measure again with `course.py bench`"
+        raise ValueError(f"{path} is damaged ({type(error).__name__}: {error}): {again}") from error
     return results
-
-
-def has_headline(entry: Mapping[str, Any]) -> bool:
-    """Return whether the entry has a headline. Raise KeyError, TypeError or ValueError if it is damaged."""
-    if "ratio" not in entry:
-        return False
-    for values in (entry["ratio"], *entry["sides"].values()):
-        expect_positive([values[key] for key in SPREAD])
-    expect_positive([entry["drift"]["max"]])
-    _ = entry["sizes"].items(), [entry[key] for key in ("title", "unit", "doubt", "order", "commit", "date")]
-    return True
-
-
-def expect_figures(results: Results) -> None:
-    """Raise an error of these kinds unless each stage has what is drawn of it, from as many repeats as the others."""
-    repeats = set()
-    for figures in results.course.values():
-        repeats.add(len(figures["tokens_per_second"]["values"]))
-        for figure in figures.values():
-            for at, _ in results.ends:
-                expect_positive([figure[key][at] for key in SPREAD] + [repeat[at] for repeat in figure["values"]])
-    if len(repeats) > 1:
-        raise ValueError(f"stages with {', '.join(map(str, sorted(repeats)))} repeats")
-
-
-def expect_positive(values: Sequence[float]) -> None:
-    """Raise ValueError, or TypeError, unless all of them are numbers above 0, as logarithmic axes want them."""
-    if not all(0 < value < inf for value in values):
-        raise ValueError(f"figures that are not positive: {values}")
 
 
 def committed_documents() -> list[Results]:
@@ -143,7 +118,7 @@ def committed_documents() -> list[Results]:
     for folder in [*(stage / "results" for stage in stage_folders()), COMMITTED]:
         for path in sorted(folder.glob("*.json")):
             if is_document(document := read_json(path)) and "ratio" in document.get("headline", {}):
-                found[dumped([path.name, document["size_set"], document["settings"]])].append((path, document))
+                found[json.dumps([path.name, document["size_set"], document["settings"]])].append((path, document))
     results = []
     for documents in found.values():
         path, last = documents[-1]
@@ -159,10 +134,10 @@ def committed_documents() -> list[Results]:
 
 def without_copies(found: Sequence[Results], refused: list[str]) -> list[Results]:
     """Keep one of several results with the same measurements, or with fewer of the same."""
-    kept: list[tuple[Results, set[tuple[str, str]]]] = []
+    kept: list[tuple[Results, dict[str, Any]]] = []
     for results in found:
-        measured = {(name, dumped(entry["sides"])) for name, entry in results.entries.items()}
-        same = [other for other, others in kept if measured <= others]
+        measured = {name: entry["sides"] for name, entry in results.entries.items()}
+        same = [other for other, others in kept if measured.items() <= others.items()]
         if not measured:
             refused.append(f"{results.path} holds no headline yet: finish it with `course.py bench`")
         elif same:
@@ -172,17 +147,12 @@ def without_copies(found: Sequence[Results], refused: list[str]) -> list[Results
     return [results for results, _ in kept]
 
 
-def with_labels(found: Sequence[Results]) -> list[Results]:
-    """Name results as their files are, but by their hardware where `bench` has named the file after it.
-
-    Those of one name in a group are numbered.
-    """
-    labels = [place(each.machine) if each.label.startswith(slug(each.machine)) else each.label for each in found]
-    keys = [(each.group, label) for each, label in zip(found, labels, strict=True)]
-    times, counts, named = Counter(keys), Counter(), []
-    for results, key in zip(found, keys, strict=True):
-        counts[key] += 1
-        named.append(replace(results, label=f"{key[1]} ({counts[key]})" if times[key] > 1 else key[1]))
+def numbered(found: Sequence[Results]) -> list[Results]:
+    """Number all but the first of those that have one label, as their files have, in a group."""
+    counts, named = Counter(), []
+    for results in found:
+        counts[key := (results.group, results.label)] += 1
+        named.append(replace(results, label=f"{results.label} ({counts[key]})") if counts[key] > 1 else results)
     return named
 
 
@@ -198,12 +168,9 @@ def keep_comparable(found: Sequence[Results], refused: list[str]) -> list[Result
             if mine == works[other]:
                 entries[name] = entry
                 continue
-            differs = [
-                f"{size} is {shown(mine, size)}, and {shown(works[other], size)} in {other}"
-                for size in dict.fromkeys([*mine, *works[other]])
-                if mine.get(size) != works[other].get(size)
-            ]
-            refused.append(f"{results.path}: {name} is left out, which measured other work: {'; '.join(differs)}")
+            differs = [size for size in mine | works[other] if mine.get(size) != works[other].get(size)]
+            what = f"{name} is left out, which measured other work than {other}: another {', '.join(differs)}"
+            refused.append(f"{results.path}: {what}")
         if entries:
             kept.append(replace(results, entries=entries))
     return kept
@@ -213,11 +180,3 @@ def work_of(entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return what entries must have in common to be compared: the sizes of the work, and what was measured with it."""
     sizes = {name: size for name, size in entry["sizes"].items() if name not in NOTED and size is not None}
     return sizes | {"sides": sorted(entry["sides"])}
-
-
-def shown(work: Mapping[str, Any], size: str) -> str:
-    return shortened(work[size]) if size in work else "missing"
-
-
-def dumped(value: Any) -> str:
-    return json.dumps(value, sort_keys=True)

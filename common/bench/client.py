@@ -19,7 +19,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from random import Random
@@ -50,6 +50,7 @@ class Target:
     model: str = ""  # the only one, of /generate
     endpoint: str = "completions"
     stream: bool = True
+    api_key: str | None = None
 
     def body(self, job: Job) -> dict[str, Any]:
         """Return the request's JSON."""
@@ -82,14 +83,13 @@ def generate_load(
     concurrency: int = 0,
     rate: float = 0.0,
     seed: int | str = 0,
-    api_key: str | None = None,
     answered: Callable[[], object] = lambda: None,
 ) -> LoadResult:
     """Send all jobs, `concurrency` at a time, or as Poisson arrivals, `rate` a second; call `answered` after each.
 
     Return one record for each job; failed ones say why in `error`.
     """
-    connect = connections(url, api_key)
+    connect = connections(url, target.api_key)
 
     async def send(http, job: Job) -> RequestRecord:
         record = await ask(http, target, job)
@@ -165,9 +165,7 @@ def connections(url: str, api_key: str | None = None) -> Connect:
     )
 
 
-def find_target(
-    url: str, first: Job, *, model: str | None = None, endpoint: str = "completions", api_key: str | None = None
-) -> Target:
+def find_target(url: str, first: Job, wanted: Target) -> Target:
     """Return the model to ask, the first one listed unless it is named, once it has answered a request.
 
     Raise InvalidInput that says why it has not.
@@ -175,17 +173,17 @@ def find_target(
     import httpx
 
     async def find() -> Target:
-        async with connections(url, api_key)() as http:
+        async with connections(url, wanted.api_key)() as http:
             response = await http.get("/v1/models")
-            models = []  # some servers have no list
-            if response.status_code != 404:
+            models = [wanted.model] if wanted.model else []
+            if response.status_code != 404:  # some servers have no list
                 await check_status(response)
                 models = [each["id"] for each in response.json()["data"]]
-            if model and models and model not in models:
-                raise InvalidInput(f"the server has no model {model!r}; it serves {', '.join(models)}")
-            if not (model or models):
+            if not models:
                 raise InvalidInput(f"{url} does not list its models: name one with --model, if the URL is right")
-            target = Target(model or models[0], endpoint)
+            target = replace(wanted, model=wanted.model or models[0])
+            if target.model not in models:
+                raise InvalidInput(f"the server has no model {target.model!r}; it serves {', '.join(models)}")
             record = await ask(http, target, first)
             if not record.success:
                 raise InvalidInput(f"the first request failed: {record.error}")

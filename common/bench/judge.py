@@ -42,7 +42,7 @@ from .harness import Headline, alternate
 from .load import running_server
 from .metrics import LoadResult
 from .plots import short
-from .serve import add_server_options, latency_cells, progress
+from .serve import add_server_options, latency_cells, progress, wanted
 from .settings import Settings
 from .suite import RESULTS
 from .workloads import Job, worded_jobs
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Judge the server that the command line names, and write a results file; return the exit status."""
     args = parse_arguments(arguments)
     try:
-        document = judge(args, target_of(args, args.url, args.model, args.api_key))
+        document = judge(args, find_target(args.url, first_job(args), wanted(args)))
     except KeyboardInterrupt:
         note("interrupted: nothing is written")
         return 130
@@ -97,18 +97,20 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
     """Let both sides take their turns; return the results file. Raise InvalidInput if one has no goodput."""
-    place, start = Settings().place(), time.monotonic()
-    machine = hardware(place[0]) | Settings().describe() | {"model": Path(target.model).name} | ceilings(*place)
+    settings = Settings()
+    place = settings.place()
+    machine = hardware(place[0]) | settings.describe() | {"model": Path(target.model).name} | ceilings(*place)
     order, repeats, texts = alternate(SIDES, args.repeats), [], {side: {} for side in SIDES}
     print(f"{target.model}, {args.endpoint}; the reference is stage {' '.join(args.reference)}\n\n{ROW.format(*HEADS)}")
     for repeat, sides in enumerate(order):
         repeats.append({})
         for side in sides:
-            before = reference_ms(*place)
+            start, before = time.monotonic(), reference_ms(*place)
             rows, answers = take_turn(side, args, target, repeat)
             texts[side] |= answers
-            figures = {"goodput": max(row["goodput"] for row in rows[1:]), "rows": rows}
-            repeats[-1][side] = {"figures": figures, "reference_ms": [before, reference_ms(*place)]}
+            figures, times = {"goodput": max(row["goodput"] for row in rows[1:])}, [before, reference_ms(*place)]
+            answer = {"figures": figures | {"rows": rows}, "reference_ms": times, "seconds": time.monotonic() - start}
+            repeats[-1][side] = answer
     print("", *(explanation(side, repeats[-1][side]["figures"]["rows"], args) for side in SIDES), sep="\n")
     for side in SIDES:
         if not all(repeat[side]["figures"]["goodput"] for repeat in repeats):
@@ -117,34 +119,30 @@ def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
     same = sum(texts["server"][key] == texts["reference"][key] for key in both)
     print(f"\n{same} of {len(both)} answers are the same on both sides, word for word.\n")
     sizes = {name: vars(args)[name] for name in ("ttft_ms", "itl_ms", "reference", "seed")} | {"rates": list(RATES)}
-    headline = summary.headline_entry(HEADLINE, sizes, repeats)
+    document = summary.document_of(JUDGE, HEADLINE, sizes, order, repeats, hardware=machine)
+    document["headline"]["same_answers"] = [same, len(both)]
     if same < SAME_MODEL * len(both):
-        headline["doubt"] = f"only {same} of {len(both)} answers are the reference's, and others are other work"
-    document = {"headline": headline, "sizes": sizes, "order": order, "hardware": machine}
-    document |= {"seconds": time.monotonic() - start, "sides": [summary.figures_of(repeat) for repeat in repeats]}
-    document["reference_ms"] = [{side: each["reference_ms"] for side, each in repeat.items()} for repeat in repeats]
-    entry = summary.entry_of(document) | {"same_answers": [same, len(both)]}
-    least, most = entry["reference_ms"]
-    kind = {"format": summary.FORMAT, "schema": summary.SCHEMA, "size_set": JUDGE, "machine": machine}
-    return kind | {"drift": most / least, "benchmarks": {JUDGE: entry}}
+        doubt = f"only {same} of {len(both)} answers are the reference's, and others are other work"
+        document["headline"]["doubt"] = doubt
+    return summary.with_entry(summary.new_summary(JUDGE, machine), document)
 
 
 def take_turn(side: str, args: argparse.Namespace, target: Target, repeat: int) -> tuple[list[Row], dict]:
     """Load the server, or a reference that is started for it."""
     if side == "server":
-        return climb(args, side, repeat, args.url, target, args.api_key)
+        return climb(args, side, repeat, args.url, target)
     with running_server(args.reference[0], Settings(), *args.reference[1:]) as url:
-        return climb(args, side, repeat, url, target_of(args, url))
+        return climb(args, side, repeat, url, find_target(url, first_job(args), Target(endpoint=args.endpoint)))
 
 
-def target_of(args: argparse.Namespace, url: str, model: str | None = None, api_key: str | None = None) -> Target:
-    """Return the model to ask, once it has answered a request that no run sends."""
-    return find_target(url, jobs_of(1, args.seed, -1)[0], model=model, endpoint=args.endpoint, api_key=api_key)
+def first_job(args: argparse.Namespace) -> Job:
+    """Return a request that no run sends: once it is answered, a server is ready."""
+    return jobs_of(1, args.seed, -1)[0]
 
 
 def climb(
-    args: argparse.Namespace, side: str, repeat: int, url: str, target: Target, api_key: str | None = None
-) -> tuple[list[Row], dict]:
+    args: argparse.Namespace, side: str, repeat: int, url: str, target: Target
+) -> tuple[list[Row], dict[tuple, str]]:
     """Load the server at `url` at each rate, while it keeps the objectives for half of the requests.
 
     Return a row of figures for each rate, the first one for requests that came one at a time; and all answers' texts.
@@ -154,8 +152,7 @@ def climb(
         count = max(LEAST_REQUESTS, rate * SECONDS) if rate else ALONE
         jobs, load = jobs_of(count, args.seed, 10 * repeat + place), {"rate": rate} if rate else {"concurrency": 1}
         with progress(f"{side}, {rate or 'alone'}", count, transient=True) as answered:
-            options = {"seed": args.seed, "api_key": api_key, "answered": answered}
-            result = generate_load(url, jobs, target, **load, **options)
+            result = generate_load(url, jobs, target, **load, seed=args.seed, answered=answered)
         rows.append(row := row_of(rate, result, args))
         print(printed(side, row), flush=True)
         texts |= {(repeat, rate, i): record.text for i, record in enumerate(result.records) if record.success}
@@ -187,23 +184,27 @@ def row_of(rate: int, result: LoadResult, args: argparse.Namespace) -> Row:
     late: requests whose first token broke its objective; slow: whose gaps did. long_gaps: those above the objective;
     beside_prompts: of these the ones while a long prompt waited for its first token.
     """
-    good, objectives = result.successful, {"ttft": args.ttft_ms / 1e3, "p99_itl": args.itl_ms / 1e3}
-    broken = [sum(getattr(record, name) > most for record in good) for name, most in objectives.items()]
+    first, gap, good = args.ttft_ms / 1e3, args.itl_ms / 1e3, result.successful
+    met = result.meeting({"ttft": first, "p99_itl": gap})
     waits = [(each.start, each.chunks[0]) for i, each in enumerate(result.records) if is_long(i) and each.success]
     pairs = [pair for record in good for pair in pairwise(record.chunks)]
-    gaps = [(before, after) for before, after in pairs if after - before > objectives["p99_itl"]]
-    beside = sum(any(start < after and before < end for start, end in waits) for before, after in gaps)
-    met = result.meeting(objectives)
-    row = {"rate": rate, "met": len(met), "late": broken[0], "slow": broken[1], "goodput": len(met) / result.seconds}
-    row |= {"long_gaps": len(gaps), "beside_prompts": beside}
-    row["good_tokens_per_second"] = sum(record.output_tokens for record in met) / result.seconds
-    return result.figures() | row
+    gaps = [(before, after) for before, after in pairs if after - before > gap]
+    return result.figures() | {
+        "rate": rate,
+        "met": len(met),
+        "late": sum(record.ttft > first for record in good),
+        "slow": sum(record.p99_itl > gap for record in good),
+        "goodput": len(met) / result.seconds,
+        "long_gaps": len(gaps),
+        "beside_prompts": sum(any(start < after and before < end for start, end in waits) for before, after in gaps),
+        "good_tokens_per_second": sum(record.output_tokens for record in met) / result.seconds,
+    }
 
 
 def printed(side: str, row: Row) -> str:
-    times = [cell for _, cell in latency_cells(row, ("ttft", "itl"))]
-    rates = [short(row["goodput"]), short(row["good_tokens_per_second"])] if row["rate"] else ["", ""]
-    return ROW.format(side, row["rate"] or "alone", *rates, *times, *(row[name] for name in ("late", "slow", "failed")))
+    times = latency_cells(row, ("ttft", "itl")).values()
+    rates = [short(row[name]) if row["rate"] else "" for name in ("goodput", "good_tokens_per_second")]
+    return ROW.format(side, row["rate"] or "alone", *rates, *times, row["late"], row["slow"], row["failed"])
 
 
 def explanation(side: str, rows: Sequence[Row], args: argparse.Namespace) -> str:

@@ -4,7 +4,7 @@
         plots.line(left, lengths, naive["ms_per_token"], "01_naive", "stage 01")
         plots.axes(left, "tokens in the sequence", "milliseconds per token")
 
-The file is a PNG; `svg` returns a figure for a page, light and dark. matplotlib is imported where something
+The file is a PNG; `svg` returns a figure for a page. matplotlib is imported where something
 is drawn, so that a machine without it can measure.
 """
 
@@ -33,11 +33,6 @@ REFERENCE = "#7d7d7d"  # transformers
 PREDICTION = "#555555"
 GUESS = "#c2459a"  # pink: no stage has it
 TEXT, SMALL_PRINT, EDGE, GRID, PAPER = "#222222", "#666666", "#888888", "#e4e4e4", "#ffffff"
-DARK = {  # for each colour, the one that stands for it on a dark page
-    TEXT: "#e9ebee", SMALL_PRINT: "#a6aeb8", PREDICTION: "#b4bbc5", GRID: "#2f343b", PAPER: "#191c20",
-    "#c8354b": "#f0697c", "#00788a": "#35b3c5", "#b97a00": "#e0a93a", "#2f5fa8": "#78a6ee", "#4f8a2c": "#85c25f",
-    "#7b4a9e": "#b98adb", "#e0591b": "#ff8a55", "#2b2b38": "#c9ccd6",
-}  # fmt: skip
 WIDTH_INCHES, DPI = 10.0, 160  # 1600 pixels, and 12 point type is still legible at half of them
 LINE = 140  # characters of small print
 STYLE = Path(__file__).with_suffix(".mplstyle")
@@ -98,15 +93,13 @@ def save(figure, png: Path) -> None:
 
 
 def svg(figure, name: str) -> str:
-    """Return a figure as an SVG element, light or dark as the page's `color-scheme` is; name: for screen readers."""
+    """Return a figure as an SVG element; name: for screen readers."""
     import matplotlib
 
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
     element = re.sub(r'<g id="[^"]*"', "<g", drawn.getvalue().partition("<svg")[2])  # every picture has the same ones
-    for light, dark in DARK.items():  # a browser that does not know `light-dark` keeps the light one
-        element = re.sub(rf"((?:fill|stroke): ){light}", rf"\g<0>; \1light-dark({light}, {dark})", element)
     return f'<svg role="img" aria-label="{escape(name)}"{element}'
 
 

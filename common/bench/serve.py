@@ -24,6 +24,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +44,20 @@ AXES = {  # what a run is named by: how its requests arrive, and the label of th
     "concurrency": ("closed loop", "requests at once"),
     "rate": ("Poisson arrivals", "requests arriving per second"),
 }
+RATES = {  # columns of the first table
+    "\nsent": "requests",
+    "\nfailed": "failed",
+    "\nreq/s": "requests_per_second",
+    "output\ntok/s": "output_tokens_per_second",
+}
 BUSY = 0.8  # of a core: from here on a chunk may wait for the load generator, which counts as the server's time
-TINT = "#3d5a73"  # of no stage: whose server it is, the load generator does not know
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status. Raise InvalidInput if the server does not answer."""
     args = parse_arguments(arguments)
     [first] = worded_jobs(args.workload, 1, args.prompt_tokens, args.output_tokens, seed=args.seed)
-    target = find_target(args.url, first, model=args.model, endpoint=args.endpoint, api_key=args.api_key)
+    target = find_target(args.url, first, wanted(args))
     results: dict[float, LoadResult] = {}
     with suppress(KeyboardInterrupt):  # what is complete is reported
         measure(args, target, results)
@@ -74,11 +80,11 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     add("--url", required=True, help="such as http://127.0.0.1:8000")
     add_server_options(parser, endpoint="completions")
     axis = parser.add_mutually_exclusive_group()
-    default = ",".join(str(clients) for clients in CONCURRENCIES)
-    axis.add_argument("--concurrency", metavar="N,N,...", type=numbers(int), help=f"clients (default: {default})")
-    axis.add_argument("--rate", metavar="R,R,...", type=numbers(float), help="requests arriving per second")
+    default = ",".join(map(str, CONCURRENCIES))
+    axis.add_argument("--concurrency", metavar="N,N,...", type=partial(numbers, int), help=f"clients ({default})")
+    axis.add_argument("--rate", metavar="R,R,...", type=partial(numbers, float), help="requests arriving per second")
     default = f"default: {REQUESTS}, or {REQUESTS_PER_CLIENT} for each client where that is more"
-    add("--requests", metavar="N", type=positive, help=f"of each run ({default})")
+    add("--requests", metavar="N", type=positive, help=f"of each run, at least one for each client ({default})")
     add("--workload", choices=WORKLOADS, default="mixed", help="default: mixed lengths")
     add("--prompt-tokens", metavar="N", type=positive, default=256, help="at most (default: 256)")
     add("--output-tokens", metavar="N", type=positive, default=128, help="at most (default: 128)")
@@ -88,17 +94,13 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(arguments)
     args.axis = "rate" if args.rate else "concurrency"
     args.loads = args.rate or args.concurrency or CONCURRENCIES
-    if args.requests and args.axis == "concurrency" and args.requests < max(args.loads):
-        parser.error(f"--requests {args.requests} is too few for concurrency {max(args.loads)}: give that or more")
-    for path in map(Path, filter(None, (args.plot, args.json if args.json != "-" else None))):
-        if not path.parent.is_dir():
-            parser.error(f"there is no folder {path.parent}")
-        expect_writable(path)
+    for path in filter(None, (args.plot, args.json)):
+        expect_writable(Path(path))
     return args
 
 
 def add_server_options(parser: argparse.ArgumentParser, endpoint: str) -> None:
-    """Add what `find_target` needs beside a URL, and the seed of the load."""
+    """Add what `wanted` needs, and the seed of the load."""
     parser.add_argument("--model", metavar="NAME", help="the server's (default: the first that GET /v1/models lists)")
     parser.add_argument("--api-key", metavar="KEY", default=os.environ.get("OPENAI_API_KEY"), help="or OPENAI_API_KEY")
     choices = ("completions", "chat")
@@ -106,19 +108,19 @@ def add_server_options(parser: argparse.ArgumentParser, endpoint: str) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
 
 
-def numbers(kind: type) -> Callable[[str], list]:
-    """Return a parser of positive numbers between commas, each once and in order; whole ones as int, for labels."""
+def wanted(args: argparse.Namespace) -> Target:
+    return Target(args.model or "", args.endpoint, api_key=args.api_key)
 
-    def parse(text: str) -> list:
-        try:
-            values = {kind(part) for part in text.split(",")}
-        except ValueError:
-            values = {0}
-        if not all(0 < value < float("inf") for value in values):
-            raise argparse.ArgumentTypeError(f"{text!r} is not a list of positive numbers such as 1,2,4")
-        return [int(value) if value == int(value) else value for value in sorted(values)]
 
-    return parse
+def numbers(kind: type, text: str) -> list:
+    """Return the positive numbers between commas, each once and in order; whole ones as int, for labels."""
+    try:
+        values = sorted({kind(part) for part in text.split(",")})
+    except ValueError:
+        values = [0]
+    if not 0 < values[0] <= values[-1] < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a list of positive numbers such as 1,2,4")
+    return [int(value) if value == int(value) else value for value in values]
 
 
 # ---- The runs ----
@@ -127,12 +129,13 @@ def numbers(kind: type) -> Callable[[str], list]:
 def measure(args: argparse.Namespace, target: Target, results: dict[float, LoadResult]) -> None:
     """Add the result of each run to `results`, by its concurrency or rate."""
     for number, load in enumerate(args.loads, start=1):  # run 0 was the first request's
-        count = args.requests or max(REQUESTS, REQUESTS_PER_CLIENT * load * (args.axis == "concurrency"))
+        clients = load if args.axis == "concurrency" else 1
+        count = max(clients, args.requests or max(REQUESTS, REQUESTS_PER_CLIENT * clients))
         work = {"seed": args.seed, "number": number, "ignore_eos": args.ignore_eos}
         jobs = worded_jobs(args.workload, count, args.prompt_tokens, args.output_tokens, **work)
         with progress(f"{args.axis} {load:g}", count) as answered:
-            options = {args.axis: load, "seed": args.seed, "api_key": args.api_key, "answered": answered}
-            results[load] = generate_load(args.url, jobs, target, **options)
+            arrivals = {args.axis: load, "seed": args.seed}
+            results[load] = generate_load(args.url, jobs, target, **arrivals, answered=answered)
 
 
 @contextmanager
@@ -185,12 +188,10 @@ def report(args: argparse.Namespace, document: dict[str, Any]) -> None:
     console.print(f"{document['workload']}. Latencies in milliseconds:")
     for cells_of in (rate_cells, latency_cells):  # side by side they would not fit into 80 characters
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-        headings = [heading for heading, _ in cells_of(points[0])]
-        for heading in ("concur-\nrency" if axis == "concurrency" else "rate\nreq/s", *headings):
+        for heading in ("concur-\nrency" if axis == "concurrency" else "rate\nreq/s", *cells_of(points[0])):
             table.add_column(heading, justify="right", no_wrap=True)
         for point in points:
-            cells = [cell for _, cell in cells_of(point)]
-            table.add_row(f"{point[axis]:g}", *cells, style="red" if point["failed"] else None)
+            table.add_row(f"{point[axis]:g}", *cells_of(point).values(), style="red" if point["failed"] else None)
         console.print(table)
     for warning in warnings(document):
         console.print(warning, style="bold red")
@@ -201,19 +202,17 @@ def report(args: argparse.Namespace, document: dict[str, Any]) -> None:
         draw(document, args.plot)
 
 
-def rate_cells(point: dict[str, Any]) -> list[tuple[str, str]]:
-    names = {"\nsent": "requests", "\nfailed": "failed", "\nreq/s": "requests_per_second"}
-    names |= {"output\ntok/s": "output_tokens_per_second"}
-    return [(heading, short(point[name])) for heading, name in names.items()]
+def rate_cells(point: dict[str, Any]) -> dict[str, str]:
+    return {heading: short(point[name]) for heading, name in RATES.items()}
 
 
-def latency_cells(point: dict[str, Any], names: Sequence[str] = LATENCIES) -> list[tuple[str, str]]:
-    """Return (heading, milliseconds) of median and 99th percentile of each latency; "-" where it has no values."""
-    return [
-        (f"{name.upper() * (rank == 'p50')}\n{rank}", short(1e3 * point[name][rank]) if point[name] else "-")
+def latency_cells(point: dict[str, Any], names: Sequence[str] = LATENCIES) -> dict[str, str]:
+    """Return by heading the milliseconds of median and 99th percentile of each latency; "-" where it has no values."""
+    return {
+        f"{name.upper()}\n{rank}": short(1e3 * point[name][rank]) if point[name] else "-"
         for name in names
         for rank in ("p50", "p99")
-    ]
+    }
 
 
 def warnings(document: dict[str, Any]) -> list[str]:
@@ -234,23 +233,21 @@ def draw(document: dict[str, Any], png: Path) -> None:
     axis, points = document["axis"], [point for point in document["points"] if point["e2el"]]
     if not points:
         raise InvalidInput("there is nothing to draw: no request succeeded")
-    best = max(points, key=lambda point: point["output_tokens_per_second"])
-    where = f"at concurrency {best[axis]:g}" if axis == "concurrency" else f"at {best[axis]:g} requests per second"
-    message = f"Up to {short(best['output_tokens_per_second'])} output tokens per second, {where}"
-    remark = "Lines: median and 99th percentile over all requests; the band reaches to the 90th. Seen by the client."
+    loads = [point[axis] for point in points]
+    rates = [point["output_tokens_per_second"] for point in points]
+    message = f"Up to {short(max(rates))} output tokens per second, at {axis} {loads[rates.index(max(rates))]:g}"
+    remark = "Median and 99th percentile over all requests; the band reaches to the 90th. Seen by the client."
     asked = f"{document['workload']}.\nModel {document['model']} over HTTP, {document['endpoint']}"
     footer = "; ".join([f"{asked}, {document['arrivals']}", document["date"], *warnings(document)]) + "."
     with plots.page(png, footer, message, rows=2, columns=2, height=8, remark=remark) as (total, gaps, rate, first):
-        loads = [point[axis] for point in points]
-        rate.plot(loads, [point["output_tokens_per_second"] for point in points], color=TINT, marker="o", label="_")
+        plots.line(rate, loads, dict.fromkeys(("median", "min", "max"), rates), "server", "_")
         for panel, name, scale in ((total, "e2el", 1), (gaps, "itl", 1e3), (first, "ttft", 1)):
             # With a hole where a point has no value, such as the gaps of answers that came in one chunk.
             p50, p90, p99 = (
                 [scale * (point[name] or {}).get(rank, math.nan) for point in points] for rank in ("p50", "p90", "p99")
             )
-            panel.plot(loads, p99, color=TINT, linestyle="--", marker="o", markerfacecolor="white", label="p99")
-            panel.plot(loads, p50, color=TINT, marker="o", label="p50")
-            panel.fill_between(loads, p50, p90, color=TINT, alpha=0.18, linewidth=0)
+            plots.line(panel, loads, {"median": p99, "min": p99, "max": p99}, "server", "p99")
+            plots.line(panel, loads, {"median": p50, "min": p50, "max": p90}, "server", "p50")
         titles = {"Total latency": "seconds", "Inter-token latency": "milliseconds"}
         titles |= {"Throughput": "output tokens per second", "Time to first token": "seconds"}
         for panel, (title, unit) in zip((total, gaps, rate, first), titles.items(), strict=True):

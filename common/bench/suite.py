@@ -107,8 +107,7 @@ class Suite:
         """Return the results file as it is, or an empty one. Raise InvalidInput if the file is something else."""
         if self.path.exists():
             return summary.read_summary(self.path)
-        kind = {"format": summary.FORMAT, "schema": summary.SCHEMA, "size_set": self.size_set}
-        return kind | {"machine": self.machine, "drift": 1.0, "benchmarks": {}}
+        return summary.new_summary(self.size_set, self.machine)
 
     def complete(self, benchmark: Benchmark) -> str | None:
         """Return the date of an entry of these sizes by this commit, in which nothing is wrong; None if there is none,
@@ -199,36 +198,27 @@ class Suite:
         repeats: list[dict[str, dict]] = [{} for _ in order]  # in each the answers by side
         for run in self.runs(benchmark):
             repeats[run.repeat] |= self.answers(run)
-        figures = [summary.figures_of(repeat) for repeat in repeats]
-        there = [side for side in figures[0] if all(side in each for each in figures)]
-        answers = [answer for repeat in repeats for answer in repeat.values()]
-        document = {
-            "benchmark": benchmark.name,
-            "size_set": self.size_set,
-            "settings": self.settings.of_sizes(sizes).describe(),
-            "hardware": self.machine,
-            "model": answers[0]["model"],
-            "sizes": sizes,
-            "order": order,
-            "missing": {side: answer["missing"] for side, answer in repeats[0].items() if "missing" in answer},
-            "reference_ms": [{side: answer["reference_ms"] for side, answer in each.items()} for each in repeats],
-            "sides": {side: aggregate([each[side] for each in figures]) for side in there},
-            "headline": summary.headline_entry(benchmark.headline, sizes, repeats),
-            "seconds": sum(answer["seconds"] for answer in answers),
-        }
+        model = next(iter(repeats[0].values()))["model"]
+        document = summary.document_of(
+            benchmark.name,
+            benchmark.headline,
+            sizes,
+            order,
+            repeats,
+            size_set=self.size_set,
+            settings=self.settings.of_sizes(sizes).describe(),
+            hardware=self.machine,
+            model=model,
+        )
         if wrong := wrong_in(document["sides"]):
             self.problems[benchmark.name] = "; ".join(wrong)[:MOST_SAID]
-        if there and (path := self.document_of(benchmark)):
-            config, dtype = ModelConfig(**answers[0]["model"]), self.place[1]
-            document["figures"] = aggregate([benchmark.derive(config, dtype, sizes, each) for each in figures])
+        if document["sides"] and (path := self.document_of(benchmark)):
+            given, each = (ModelConfig(**model), self.place[1], sizes), map(summary.figures_of, repeats)
+            document["figures"] = aggregate([benchmark.derive(*given, figures) for figures in each])
             write_json(path, document)
             if problem := draw(benchmark, path):
                 self.problems[benchmark.name] = problem
-        found = self.found()
-        entries = {**found["benchmarks"], benchmark.name: summary.entry_of(document)}
-        least, most = zip(*(entry["reference_ms"] for entry in entries.values()), strict=True)
-        found |= {"machine": self.machine, "drift": max(most) / min(least), "benchmarks": dict(sorted(entries.items()))}
-        write_json(self.path, found)
+        write_json(self.path, summary.with_entry(self.found(), document))
         shutil.rmtree(self.partial / benchmark.name)
         with suppress(OSError):  # others are still in it
             self.partial.rmdir()
@@ -248,7 +238,7 @@ def draw(benchmark: Benchmark, path: Path) -> str | None:
     except Exception as error:  # a picture that cannot be drawn is no reason to lose the others
         traceback.print_exc()
         return f"its plot could not be drawn: {type(error).__name__}: {error}"
-    note(f"{shown(path)} and its plot")
+    note(f"{path} and its plot")
     return None
 
 
@@ -260,9 +250,3 @@ def result_name(machine: dict, settings: Settings) -> str:
     ]
     name = re.sub(r"[^a-z0-9.]+", "-", "-".join(filter(None, asked)).lower())
     return f"{slug(machine)}.{name}" if name else slug(machine)
-
-
-def shown(path: Path) -> str:
-    """Return the path from the repository's root; elsewhere the name alone: results are published."""
-    path = path.resolve()
-    return path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else path.name

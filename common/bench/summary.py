@@ -12,7 +12,8 @@ One file for each machine and size set, `results/<hardware>.json` or `results/<h
                      date, commit, seconds; "figures" by side, as the document has them
     failed           by name: why a benchmark could not be measured the last time
 
-`read_summary` refuses what it cannot compare.
+Every entry is made from a document, that of one benchmark, with the figures of all sides. `read_summary` refuses what
+it cannot compare.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 
 from ..errors import InvalidInput
 from .documents import read_json
-from .harness import Figures, Headline, spread
+from .harness import Figures, Headline, aggregate, spread
 from .plots import short
 
 FORMAT, SCHEMA = "llm-course-results", 1
@@ -38,6 +39,55 @@ def read_summary(path: Path) -> dict[str, Any]:
         versions = f"has version {document.get('schema')!r}, and this course reads version {SCHEMA}"
         raise InvalidInput(f"{path} {versions}: measure again with `course.py bench`")
     return document
+
+
+def new_summary(size_set: str, machine: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "schema": SCHEMA,
+        "size_set": size_set,
+        "machine": machine,
+        "drift": 1.0,
+        "benchmarks": {},
+    }
+
+
+def with_entry(found: dict[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the results file with the entry of a document, in place of an older one."""
+    entries = found["benchmarks"] | {document["benchmark"]: entry_of(document)}
+    least, most = zip(*(entry["reference_ms"] for entry in entries.values()), strict=True)
+    drift = max(most) / min(least)
+    return found | {"machine": document["hardware"], "drift": drift, "benchmarks": dict(sorted(entries.items()))}
+
+
+def document_of(
+    name: str,
+    headline: Headline | None,
+    sizes: dict,
+    order: Sequence[Sequence[str]],
+    repeats: Sequence[Mapping[str, dict]],
+    **facts: Any,
+) -> dict[str, Any]:
+    """Return the document of a benchmark.
+
+    repeats: the answers of the sides in each, as the harness has them. facts: "hardware", and what else is to be known.
+    """
+    figures = [figures_of(repeat) for repeat in repeats]
+    return {
+        "benchmark": name,
+        **facts,
+        "sizes": sizes,
+        "order": order,
+        "missing": {side: answer["missing"] for side, answer in repeats[0].items() if "missing" in answer},
+        "reference_ms": [{side: answer["reference_ms"] for side, answer in each.items()} for each in repeats],
+        "sides": {
+            side: aggregate([each[side] for each in figures])
+            for side in figures[0]
+            if all(side in each for each in figures)
+        },
+        "headline": headline_entry(headline, sizes, repeats),
+        "seconds": sum(answer["seconds"] for repeat in repeats for answer in repeat.values()),
+    }
 
 
 def entry_of(document: Mapping[str, Any]) -> dict[str, Any]:

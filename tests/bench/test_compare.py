@@ -211,7 +211,7 @@ def test_the_page_fits_is_light_or_dark_asks_for_nothing_and_leads_to_the_json(t
     write_results(tmp_path / "gpu.json", device="cuda", gpu="NVIDIA H200", dtype="bfloat16")
     (tmp_path / "<b>old.json").write_text("{}")
     compare(tmp_path)
-    ink = {"light": "rgb(34, 34, 34)", "dark": "rgb(233, 235, 238)"}
+    filters = {"light": "none", "dark": "invert(1) hue-rotate(180deg)"}
     with browser() as chromium:
         for width, scheme, other in ((390, "dark", "light"), (1280, "light", "dark")):
             page = Page(chromium, (tmp_path / "page" / "index.html").as_uri(), color_scheme=scheme)
@@ -222,7 +222,7 @@ def test_the_page_fits_is_light_or_dark_asks_for_nothing_and_leads_to_the_json(t
             drawn = "[...document.querySelectorAll('[data-kind]:has(svg)')].map((one) => one.dataset.kind)"
             assert page.evaluate(drawn) == 2 * ["gains", "stairs", "absolute"]
             for expected in (scheme, other):
-                assert page.evaluate("getComputedStyle(document.querySelector('svg text')).fill") == ink[expected]
+                assert page.evaluate("getComputedStyle(document.querySelector('svg')).filter") == filters[expected]
                 page.select_option("select", other)
             assert "<b>old.json is no results file" in page.text_content(".alert >> nth=1")
             page.click("[data-kind=gains] a >> text=student 0")

@@ -17,7 +17,7 @@ from common.bench.documents import read_json
 from common.bench.gpu import __main__ as command
 from common.bench.gpu import budget, nano, roofline, smoke, timeline
 from common.bench.gpu import tests as gpu_tests
-from common.bench.gpu.budget import part_of, parts_of, step_budget
+from common.bench.gpu.budget import by_kernel, part_of, parts_of, step_budget
 from common.bench.gpu.tests import run_pytest, told
 from common.bench.tables import committed
 from common.loader import find_checkpoint
@@ -32,10 +32,10 @@ CONFIG = read_config(find_checkpoint("draft", with_weights=False))
 
 
 def test_the_command_measures_tells_and_packs(tmp_path, monkeypatch, capfd):
-    def said(arguments):
+    def said(*arguments):
         name = dict(pairwise(arguments)).get("-k", "")
         assert f"def {name}" in (ROOT / "tests/test_contract.py").read_text(encoding="utf-8")
-        return f"{len(arguments)} passed", [], ""
+        return 0, f"{len(arguments)} passed"
 
     monkeypatch.setattr(suite, "run_process", measure_here)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
@@ -51,43 +51,39 @@ def test_the_command_measures_tells_and_packs(tmp_path, monkeypatch, capfd):
     assert "graphs were asked for, but" in read_json(next(out.glob("*-tiny-budget.json")))["missing"]["graphs"]
     tables = (tmp_path / "tables.txt").read_text()
     assert tables.strip() in capfd.readouterr().err
-    for each in ("marked gpu", "06_prefix_cache", "two layers", "triton [64, 4, 3]", "a gap, then", "host", "budget"):
+    for each in ("marked gpu", "06_prefix_cache", "two layers", "triton [64, 4, 3]", "host", "budget", "A step of 3"):
         assert each in tables
     monkeypatch.setattr(suite, "run_process", Mock(side_effect=AssertionError))
     assert command.run(["--out", str(tmp_path), "--only", ",".join(PARTS)]) == 0, "it finds what is complete"
 
 
-def test_with_a_gpu_its_sizes_are_the_default_and_all_parts_fit(monkeypatch):
-    asked = {}
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(command, "main", lambda *_, **defaults: asked.update(defaults) or 0)
-    assert command.run([]) == 0
-    assert asked == {"sizes": "gpu", "together": True, "minutes": command.ALL_SECONDS / 60}
+def test_on_a_gpu_all_parts_fit_into_the_time_and_all_stages_are_tested():
     parts = command.parts()
     assert sum(part.seconds["gpu"] for part in parts) <= command.ALL_SECONDS
     assert all(part.sizes_of("gpu").get("repeats", 1) == 1 for part in parts), "these would be processes"
-    assert {folder.name for folder in stage_folders()} < {*gpu_tests.SIZES["engines"]}, "08, too"
+    assert {folder.name for folder in stage_folders()} < {*gpu_tests.BENCHMARK.sizes["full"]["engines"]}, "08, too"
 
 
 def test_pytest_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer than these tests
     text = "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2\ndef test_c(): pytest.skip('no GPU')\n"
     (tmp_path / "test_sample.py").write_text(text)
-    alone = [str(tmp_path), "-rf", "-c", "/dev/null", "--rootdir", str(tmp_path)]
-    last, failed, _ = run_pytest([*alone, "-k", "not test_b"])
-    assert last.startswith("1 passed, 1 skipped, 1 deselected") and not failed
-    for options, says in (([], "FAILED .*::test_b - assert 1 == 2; 1 failed, 1 pa"), (["-k", "nothing"], "deselected")):
-        found = told({"some": run_pytest([*alone, *options])})
-        assert re.search(says, "; ".join(found["wrong"]).replace("some: ", ""))
-        assert found["wrong"][-1] == f"some: {found['pytest']['some']}" and found["output"]["some"]
+    alone = (tmp_path, "-rf", "-c", "/dev/null", "--rootdir", tmp_path)
+    options = {"good": ("-k", "not test_b"), "failing": (), "none": ("-k", "nothing")}
+    found = told({name: run_pytest(*alone, *words) for name, words in options.items()})
+    assert found["pytest"]["good"].startswith("1 passed, 1 skipped, 1 deselected")
+    failed, failing, none = found["wrong"]
+    assert re.match("failing: FAILED .*::test_b - assert 1 == 2", failed)
+    assert (failing, none) == tuple(f"{name}: {found['pytest'][name]}" for name in ("failing", "none"))
+    assert found["output"].keys() == {"failing", "none"} and "deselected" in none
 
 
 def test_what_is_wrong_is_told_with_all_figures_and_measured_again(tmp_path, monkeypatch):
-    """A part that was wrong, or has lost a side, is in the tables, and is not complete."""
+    """A part that was wrong, or has lost a side, is not complete."""
     asked = []
 
     def ended(run, *_):
-        asked.append(run.benchmark.name)
+        asked.append((run.benchmark.name, len(run.sides)))
         figures = {"pytest": {"kernels": "2 failed"}, "wrong": ["kernels: FAILED test_a"]}
         sides = run.sides if run.benchmark.name == "tests" else run.sides[:1]
         there = {"tests": figures, "nano": {"seconds": 1.0}}[run.benchmark.name]
@@ -96,13 +92,11 @@ def test_what_is_wrong_is_told_with_all_figures_and_measured_again(tmp_path, mon
 
     monkeypatch.setattr(suite, "run_process", ended)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(nano, "SHOWN", ("seconds",))
     shrink_measurements(monkeypatch)
     for _ in range(2):
         assert command.run(["--out", str(tmp_path), "--only", "nano,tests", "--sizes", "tiny"]) == 1
-    assert asked == 2 * ["nano", "tests"]
-    tables = (tmp_path / "tables.txt").read_text()
-    assert "kernels: FAILED test_a" in tables and "05_paged_attention  1" in tables
+    assert asked == [("nano", 4), ("tests", 2), ("nano", 3), ("tests", 2)], "the side that there is is kept"
+    assert "kernels: FAILED test_a" in (tmp_path / "tables.txt").read_text()
 
 
 @pytest.mark.parametrize("part", [nano, smoke, gpu_tests, budget])
@@ -116,7 +110,7 @@ def test_committed_results_can_be_read(part):
 
 def test_the_requests_are_those_of_nano_vllm():
     """Its bench.py says 133,966 tokens for all answers."""
-    prompts, answers = nano.workload(nano.SIZES)
+    prompts, answers = nano.workload(nano.BENCHMARK.sizes["full"])
     assert (sum(map(len, prompts)), sum(answers), len(prompts)) == (142_827, 133_966, 256)
 
 
@@ -164,6 +158,10 @@ def test_kernels_are_known_by_their_names_and_the_longest_product_is_that_of_the
     names = 2 * ["gemm", "decode_kernel", "gemm", "gemm"]
     kernels = [(name, *times) for name, times in zip(names, pairwise(moments), strict=True)]
     assert parts_of(kernels, 2) == {"products": 4.0, "attention": 5.0, "logits": 9.0}
+    kernels.append(("copy", 40, 44))  # after a gap, and beside it
+    assert by_kernel([*kernels, ("copy", 41, 43)], 2) == (20.0, [
+        ("gemm", 3.0, 13e6), ("decode_kernel", 1.0, 5e6), ("copy", 1.0, 3e6),
+    ])  # fmt: skip
 
 
 # ---- The roofline and the timeline ----
@@ -171,8 +169,7 @@ def test_kernels_are_known_by_their_names_and_the_longest_product_is_that_of_the
 
 def test_the_roof_is_the_floor_of_a_step(tmp_path):
     """Arithmetic or bytes, whichever takes longer: that of the weights and that of K and V together."""
-    lines = roofline.least_ms(CONFIG, "bfloat16", 500, *H200, 100)
-    weights, kv, arithmetic, launches = lines.values()
+    weights, kv, arithmetic, launches = roofline.least_ms(CONFIG, "bfloat16", 500, *H200, 100).values()
     for B, *each in zip(roofline.REQUESTS, weights, kv, arithmetic, strict=True):
         floor = 1e3 * step_floor(CONFIG, B, 500, torch.bfloat16, *H200)
         assert max(each[0] + each[1], each[2]) == pytest.approx(floor)
@@ -180,25 +177,6 @@ def test_the_roof_is_the_floor_of_a_step(tmp_path):
     for card in ("h200", "l4"):  # the second has no results
         roofline.draw(card, tmp_path / card)
         assert (tmp_path / card).stat().st_size > 10_000
-
-
-def test_the_timeline_has_the_kernels_of_a_measured_step_and_takes_as_long():
-    document = committed("common.bench.gpu.nano", "nvidia-h200-nano")
-    step = document["sides"]["profile"]["steps"]["values"][0][0]
-    kernels, launch = timeline.measured(document)
-    parts = Counter()
-    for name, count, _ in step["kernels"]:
-        parts[part_of(name)] += count
-    assert Counter(part for part, _ in kernels) == parts
-    ends = []
-    for graphs, overlap in timeline.WAYS.values():
-        spans = timeline.expected(kernels, launch, graphs, overlap)
-        for by_gpu in (True, False):
-            own = [times for name, *times in spans if (name != "Python") == by_gpu]
-            assert all(end <= start for (_, end), (start, _) in pairwise(own)), "one at a time"
-        ends.append(max(end for name, _, end in spans if name != "Python") / timeline.STEPS)
-    assert ends[0] > 1.5 * ends[1] > 1.5 * ends[2]
-    assert 1e3 * ends[2] == pytest.approx(step["step_ms"], rel=0.05), "overlapped, as it was measured"
 
 
 def test_steps_are_recorded_and_drawn(tmp_path, loaded):

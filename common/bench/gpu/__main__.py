@@ -20,8 +20,7 @@ one failed or found something wrong, 130 after Ctrl-C.
 import argparse
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -29,10 +28,10 @@ from pathlib import Path
 import torch
 
 from common.bench.documents import read_json, write_atomically
-from common.bench.harness import Benchmark, aggregate
+from common.bench.harness import Benchmark
 from common.bench.run import main
 from common.errors import expect_writable
-from common.terminal import note, run_to_end
+from common.terminal import markdown, note, run_to_end
 
 ALL_SECONDS = 540.0  # on an H200 (4.8 TB/s, some 800 TFLOP/s in bfloat16); each process needs about 12 s to start
 MODULES = (
@@ -85,26 +84,12 @@ def pack(benchmarks: Sequence[Benchmark], out: Path, into: Path) -> str:
 
 
 def tables(benchmarks: Sequence[Benchmark], folder: Path) -> str:
-    """Return the tables of all results in the folder that these benchmarks have for a GPU, columns aligned."""
+    """Return the tables of all documents in the folder that these benchmarks have for a GPU."""
     reports, text = {each.name: each.report for each in benchmarks if each.module.startswith("common.")}, ""
-    for document in found_in(folder):
-        found = {}
-        with suppress(KeyError):  # the results file, or a part of which a side is missing
-            found = reports[document["benchmark"]](document)
-        for name, rows in found.items():
-            widths = [max(len(str(cell)) for cell in column) for column in zip(*rows, strict=True)]
-            lines = ("  ".join(map(str.ljust, map(str, row), widths)).rstrip() for row in rows)
-            text += "\n".join([f"\n{name}", *lines, ""])
+    for document in map(read_json, sorted(folder.glob("*.json"))):
+        if (report := reports.get(document.get("benchmark"))) and document["sides"]:
+            text += "".join(f"\n{name}\n\n{markdown(rows)}\n" for name, rows in report(document).items())
     return text
-
-
-def found_in(folder: Path) -> Iterator[dict]:
-    """Yield the documents in the folder, and of parts that are not complete the sides that there are."""
-    yield from (read_json(path) or {} for path in sorted(folder.glob("*.json")))
-    for part in sorted(folder.glob("*.partial/*")):
-        answers = [read_json(path) or {} for path in sorted(part.glob("*.json"))]
-        sides = {answer["side"]: aggregate([answer["figures"]]) for answer in answers if "figures" in answer}
-        yield {"benchmark": part.name, "sides": sides}
 
 
 if __name__ == "__main__":

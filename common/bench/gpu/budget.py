@@ -4,14 +4,16 @@ Method. B requests of stage 06 decode, `context` tokens behind each, with CUDA g
 and off. The budget of a part is the larger of its bytes over the bandwidth and its FLOPs over the rate of products, and
 at least 2 us for each launch. What is measured is the time of the part's kernels, known by their names in torch's
 profiler; of matrix products the longest in each step is that of the logits. "host" is the time in which Python works on
-a step, without its waits for tokens: it costs nothing while it is shorter than the kernels. "idle" is the time in which
-no kernel runs.
+a step, without its waits for tokens: it costs nothing while it is shorter than the kernels. "prompts" is the time of
+the prompts before the steps, "prompts, host" that of Python. "idle" is the time in which no kernel runs. A table of each
+kernel follows.
 
 Expectation. A part that takes far more than its budget is where to look first. Without graphs the CPU takes 5 us to
 launch a kernel of 1 us, so the GPU idles; without overlap it idles while Python prepares the next step.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +22,7 @@ from unittest.mock import patch
 import torch
 
 from common.bench.cost_model import block_parameters, head_parameters, step_flops
-from common.bench.gpu.nano import Kernel, by_kernel
+from common.bench.description import described
 from common.bench.harness import Benchmark, Figures, Unavailable
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
@@ -32,6 +34,8 @@ from common.model import ModelConfig
 from common.transfers import ToHost, synchronize
 
 STAGE = "06"
+Kernel = tuple[str, float, float]  # name, start, end, in seconds
+MAX_KERNELS = 30  # in a table
 SMALLEST_KERNEL = 2e-6  # seconds of a launch, at least
 HOST_SECONDS = 4e-3  # of a step of 256 requests: at most
 KERNELS = {  # in the names of kernels, by the part of a step that they belong to
@@ -41,13 +45,6 @@ KERNELS = {  # in the names of kernels, by the part of a step that they belong t
     "sampler": ("block_sums_kernel", "cut_kernel", "draw_kernel"),
 }
 LAYER_LAUNCHES = 4  # small kernels in a layer: two norms, one rotation that also writes K and V, one activation
-SIZES = {
-    "model": "Qwen3-0.6B",
-    "requests": [256, 1],  # the one finds its prompt in the cache
-    "context": 558,
-    "steps": 20,
-}
-TINY = {"model": "draft", "requests": [3, 1], "context": 20, "steps": 2}
 
 
 def step_budget(
@@ -95,8 +92,20 @@ def parts_of(kernels: Sequence[Kernel], steps: int) -> dict[str, float]:
     return totals
 
 
-def measure_step(engine: BaseEngine, B: int, context: int, steps: int) -> dict[str, float]:
-    """Return seconds: of each part of a step on a GPU, the step, its idle time, the host's, and the prompts."""
+def by_kernel(kernels: Sequence[Kernel], steps: int) -> tuple[float, list[tuple[str, float, float]]]:
+    """Return seconds of a step in which a kernel runs; and name, times and microseconds of each, the costliest first."""
+    counts, totals, busy, reached = Counter(), Counter(), 0.0, 0.0
+    for name, start, end in sorted(kernels, key=lambda kernel: kernel[1]):
+        counts[name[:80]] += 1
+        totals[name[:80]] += end - start
+        busy += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    costliest = totals.most_common(MAX_KERNELS)
+    return busy / steps, [(name, counts[name] / steps, 1e6 * total / steps) for name, total in costliest]
+
+
+def measure_step(engine: BaseEngine, B: int, context: int, steps: int) -> Figures:
+    """Return milliseconds: of each part of a step, the step, its idle time, the host's, and the prompts; and kernels."""
     waits, original = [], ToHost.tolist
 
     def timed(self: ToHost) -> list:
@@ -105,26 +114,26 @@ def measure_step(engine: BaseEngine, B: int, context: int, steps: int) -> dict[s
         waits.append(time.perf_counter() - start)
         return numbers
 
-    begun = time.perf_counter()
-    with decoding(engine, B, context, replace(ENDLESS, temperature=0.6)):
-        synchronize(engine.device)
-        start = time.perf_counter()
-        with patch.object(ToHost, "tolist", timed):
+    with patch.object(ToHost, "tolist", timed):
+        begun = time.perf_counter()
+        with decoding(engine, B, context, replace(ENDLESS, temperature=0.6)):
+            synchronize(engine.device)
+            start, waited = time.perf_counter(), sum(waits)
             for _ in range(steps):
                 engine.step()
-        host = time.perf_counter() - start - sum(waits)
-        synchronize(engine.device)
-        step = (time.perf_counter() - start) / steps
-        found = {"prompts": start - begun, "step": step, "host": host / steps}
-        if engine.device.type == "cuda":
+            host = time.perf_counter() - start - (sum(waits) - waited)
+            synchronize(engine.device)
+            step = (time.perf_counter() - start) / steps
+            found = {"prompts": start - begun, "prompts, host": start - begun - waited}
+            found |= {"step": step, "host": host / steps}
             kernels = kernels_of(engine.step, steps, engine.device)
-            found |= parts_of(kernels, steps)
-            found["idle"] = max(0.0, step - by_kernel(kernels, steps)["kernels_ms"] / 1e3)
-    return found
+    busy, rows = by_kernel(kernels, steps)
+    found |= parts_of(kernels, steps) | {"idle": max(0.0, step - busy)}
+    return {"ms": {part: 1e3 * seconds for part, seconds in found.items()}, "kernels": rows}
 
 
 def measure(graphs: bool, overlap: bool) -> Callable[[Settings, dict], Figures]:
-    """Return a side: milliseconds of each part of a step, for each number of requests."""
+    """Return a side: milliseconds of each part of a step and its kernels, for each number of requests."""
 
     def side(settings: Settings, sizes: dict) -> Figures:
         loaded, batches, size = settings.load(), sizes["requests"], (sizes["context"], sizes["steps"])
@@ -134,10 +143,11 @@ def measure(graphs: bool, overlap: bool) -> Callable[[Settings, dict], Figures]:
             raise Unavailable(str(reason)) from reason
         tokens = sizes["context"] + 3 * sizes["steps"]  # of each request, at most
         room = engine.stats()["kv_tokens_capacity"]  # what does not fit into it has no figures
-        steps = [measure_step(engine, B, *size) if B * tokens <= room else {} for B in batches]
+        none: Figures = {"ms": {}, "kernels": []}
+        steps = [measure_step(engine, B, *size) if B * tokens <= room else none for B in batches]
         del engine
         free_memory(settings.place()[0])
-        return {"ms": [{part: 1e3 * seconds for part, seconds in step.items()} for step in steps]}
+        return {name: [step[name] for step in steps] for name in none}
 
     return side
 
@@ -159,11 +169,16 @@ def report(document: dict) -> dict[str, list]:
             times = f"{taken[0][part] / budget[part]:.1f}" if part in budget and part in taken[0] else ""
             lines.append((part, *shown, times))
         tables[f"{settings['model']}, {B} requests, {context} tokens each"] = lines
+    for name, side in document["sides"].items():
+        each = side.get("kernels", {"values": [()]})["values"][0]  # older documents have none
+        for B, kernels in zip(document["sizes"]["requests"], each, strict=False):
+            lines = [(f"{us:.1f}", f"{count:g}", kernel) for kernel, count, us in kernels]
+            tables[f"A step of {B} requests, {name}"] = [("microseconds", "times", "kernel"), *lines]
     return tables
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={
         "graphs and overlap": measure(True, True),
@@ -171,9 +186,7 @@ BENCHMARK = Benchmark(
         "overlap": measure(False, True),
         "neither": measure(False, False),
     },
-    sizes={"full": SIZES, "tiny": TINY},
     report=report,
-    seconds={"gpu": 35},
 )
 
 if __name__ == "__main__":

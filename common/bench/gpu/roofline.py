@@ -3,7 +3,7 @@
     .venv/bin/python -m common.bench.gpu.roofline --card h200      # writes common/bench/gpu/results/roofline-h200.png
 
 The roof is the longest of the three, bytes together: no step takes less. On the left is the CPU that the lessons
-measure on, on the right the card. Where nano.py has run on the card, it has measured two steps, and the rates beside
+measure on, on the right the card. Where budget.py has run on the card, it has measured two steps, and the rates beside
 them; elsewhere rates are those of NVIDIA's data sheets.
 """
 
@@ -12,13 +12,13 @@ from pathlib import Path
 
 from common.bench import plots
 from common.bench.cost_model import decode_bytes, step_flops
-from common.bench.gpu.budget import LAYER_LAUNCHES, SMALLEST_KERNEL
-from common.bench.gpu.nano import SIZES
+from common.bench.gpu.budget import BENCHMARK, LAYER_LAUNCHES, SMALLEST_KERNEL
 from common.bench.tables import LARGE, committed
 from common.loader.device import DTYPES
 from common.model import ModelConfig
 from common.terminal import run_to_end
 
+SIZES = BENCHMARK.sizes["full"]  # of the steps that were measured
 REQUESTS = [2**i for i in range(10)]
 CARDS = {  # bytes and FLOPs per second, of products in bfloat16 without sparsity
     "h200": ("NVIDIA H200", 4.8e12, 989e12),
@@ -54,11 +54,11 @@ def draw(card: str, png: Path) -> None:
         times = cpu["sides"]["04_continuous_batching"]["step_total_ms"]["median"]
         points = dict(zip(cpu["sizes"]["batches"], times, strict=True))
         draw_roof(left, plots.place(cpu["hardware"]), cpu, points, cpu["sizes"]["context"])
-        gpu = committed("common.bench.gpu.nano", f"{name.lower().replace(' ', '-')}-nano")
-        steps = gpu["sides"]["profile"]["steps"]["values"][0] if gpu else ()
-        points = {B: step["step_ms"] for B, step in zip(SIZES["decode"], steps, strict=False)}
+        gpu = committed("common.bench.gpu.budget", f"{name.lower().replace(' ', '-')}-budget")
+        steps = gpu["sides"]["graphs and overlap"]["ms"]["values"][0] if gpu else ()
+        points = {B: step["step"] for B, step in zip(SIZES["requests"], steps, strict=False)}
         gpu = gpu or cpu | {"hardware": dict(zip(RATES, rates, strict=True))}
-        draw_roof(right, name, gpu, points, SIZES["behind"], (5 + LAYER_LAUNCHES) * gpu["model"]["num_layers"])
+        draw_roof(right, name, gpu, points, SIZES["context"], (5 + LAYER_LAUNCHES) * gpu["model"]["num_layers"])
 
 
 def draw_roof(panel, title: str, document: dict, points: dict[int, float], context: int, launches: int = 0) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from common.attention import PagedBatch, choose_attention
 from common.attention.triton_backend import TILES, Tile
 from common.bench.ceilings import ceilings
+from common.bench.description import described
 from common.bench.harness import Benchmark, Figures
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
@@ -32,17 +33,6 @@ from common.model import ModelConfig, Transformer
 from common.request import Request
 from common.sampling import SamplingParams, draw, probabilities, uniform
 
-SIZES = {
-    "model": "Qwen3-0.6B",
-    "layers": [["Qwen3-8B", 1], ["Qwen3-8B", 256]],  # tokens in a pass
-    # Requests, and tokens of each; heads have 128 dimensions, and 64 in the last one.
-    "attention": [*(["Qwen3-0.6B", B, 1024] for B in (1, 8, 64, 256)), ["TinyLlama-1.1B", 64, 1024]],
-    # Rows of logits, and what the requests ask for: the second is what Qwen3's model card says.
-    "sampler": [["Qwen3-0.6B", 64, {}], ["Qwen3-0.6B", 64, {"top_k": 20, "top_p": 0.95}]],
-    "samples": 5,  # of what no graph replays
-}
-TINY = {"model": "draft", "layers": [["draft", 5]], "attention": [["draft", 2, 20]], "samples": 1}
-TINY |= {"sampler": [["draft", 3, {"top_k": 20}]]}
 LAYERS, VOCABULARY, PAGE_SIZE = 2, 16, 16
 FLASH_PAGE_SIZE = 256  # torch's flash attention takes no smaller pages
 ALLOWED = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative errors
@@ -176,12 +166,10 @@ def report(document: dict) -> dict[str, list]:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={"times": measure_times},
-    sizes={"full": SIZES, "tiny": TINY},
     report=report,
-    seconds={"gpu": 50},
 )
 
 if __name__ == "__main__":

@@ -2,14 +2,11 @@
 
     .venv/bin/python -m common.bench.gpu.timeline [--out PNG]     # without it common/acceleration/timeline.png
 
-On a GPU torch's profiler records the steps, which slows Python down a little, and files for https://ui.perfetto.dev lie
-beside the PNG. Elsewhere the steps are put together from what nano.py measured on an H200: how many kernels each part
-of a step launches and how long they take, and how long Python takes for each launch in a step of prompts.
+torch's profiler records the steps, which slows Python down a little, and files for https://ui.perfetto.dev lie beside
+the PNG.
 """
 
 import argparse
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -17,28 +14,23 @@ from unittest.mock import patch
 import torch
 
 from common.bench import plots
-from common.bench.gpu.budget import STAGE, part_of
-from common.bench.gpu.nano import SIZES
+from common.bench.gpu.budget import BENCHMARK, STAGE, part_of
 from common.bench.settings import Settings, engine_of
 from common.bench.steps import ENDLESS, decoding
-from common.bench.tables import committed
 from common.bench.timing import free_memory
 from common.engine import BaseEngine
+from common.errors import InvalidInput
 from common.stages import ROOT
 from common.terminal import run_to_end
 from common.transfers import ToHost, synchronize
 
-STEPS, REQUESTS = 3, SIZES["decode"][0]
+SIZES = BENCHMARK.sizes["full"]
+STEPS, REQUESTS = 3, SIZES["requests"][0]
 WAYS = {  # graphs, overlap
     "Launched one by one": (False, False),
     "With graphs": (True, False),
     "With graphs and the overlapped loop": (True, True),
 }
-# The parts of a layer's kernels in their order, the first of which adds and norms.
-LAYER = ["small kernels", "products", "small kernels", "attention"]
-LAYER += ["products", "small kernels", "products", "small kernels", "products"]
-AFTER = ["small kernels", "products", "sampler", "sampler"]  # the last norm, and the logits
-BOOKKEEPING = 1.8e-3  # seconds of Python in a step beside its launches, in a trial run on an H200
 WORK = {  # what is drawn: its row, and its colour
     "attention": (0, plots.COLORS["01"]),
     "products": (0, plots.COLORS["04"]),
@@ -49,34 +41,6 @@ WORK = {  # what is drawn: its row, and its colour
     "waiting": (1, plots.GRID),
 }
 Span = tuple[str, float, float]  # of WORK; start and end in seconds
-
-
-def measured(document: dict) -> tuple[list[tuple[str, float]], float]:
-    """Return part and seconds of each kernel in a step of many requests, in order; seconds of Python for a launch."""
-    decode, _, prompts = document["sides"]["profile"]["steps"]["values"][0]
-    counts, seconds = Counter(), Counter()
-    for name, count, us in decode["kernels"]:
-        counts[part_of(name)] += round(count)
-        seconds[part_of(name)] += 1e-6 * us
-    order = ["other"] * counts["other"] + LAYER * document["model"]["num_layers"] + AFTER
-    launch = 1e-3 * prompts["host_ms"] / sum(count for _, count, _ in prompts["kernels"])
-    return [(part, seconds[part] / counts[part]) for part in order], launch
-
-
-def expected(kernels: Sequence[tuple[str, float]], launch: float, graphs: bool, overlap: bool) -> list[Span]:
-    """Return the spans of STEPS steps. A kernel runs once it has been launched and the one before it has ended."""
-    spans, ends, now, free = [], [], 0.0, 0.0
-    for _ in range(STEPS):
-        begun, now = now, now + BOOKKEEPING / 2 + launch * graphs
-        for part, seconds in kernels:
-            now += launch * (not graphs)
-            spans.append((part, max(now, free), free := max(now, free) + seconds))
-        spans.append(("Python", begun, now))
-        ends.append(free)
-        if len(ends) > overlap:  # then there is a step to wait for and to commit
-            now = max(now, ends[-1 - overlap])
-            spans.append(("Python", now, now := now + BOOKKEEPING / 2))
-    return spans
 
 
 def recorded(engine: BaseEngine, requests: int, context: int, trace: Path) -> list[Span]:
@@ -130,23 +94,17 @@ def main() -> None:
     parser = argparse.ArgumentParser("python -m common.bench.gpu.timeline", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, metavar="PNG", default=ROOT / "common/acceleration/timeline.png")
     png, ways = parser.parse_args().out, {}
+    if not torch.cuda.is_available():
+        raise InvalidInput("it needs a CUDA device, and torch sees none here")
     png.parent.mkdir(parents=True, exist_ok=True)
-    if torch.cuda.is_available():
-        loaded = Settings(SIZES["model"], load_format="dummy").load(SIZES["context"])
-        for number, (way, (graphs, overlap)) in enumerate(WAYS.items()):
-            engine = engine_of(STAGE, loaded, max_running=REQUESTS, graphs=graphs, overlap=overlap)
-            ways[way] = recorded(engine, REQUESTS, SIZES["behind"], png.with_suffix(f".{number}.trace.json"))
-            del engine
-            free_memory(loaded.device)
-        below = f"Recorded on one {torch.cuda.get_device_name()}; pale: Python waits."
-    else:
-        kernels, launch = measured(committed("common.bench.gpu.nano", "nvidia-h200-nano"))
-        ways = {way: expected(kernels, launch, *options) for way, options in WAYS.items()}
-        below = (
-            "Not a recording: put together from the kernels of a step as measured on an H200, and from "
-            f"{1e6 * launch:.0f} us of Python for each launch and {1e3 * BOOKKEEPING:.1f} ms beside the launches."
-        )
-    draw(ways, png, f"{REQUESTS} requests to {SIZES['model']}, {SIZES['behind']} tokens behind each. {below}")
+    loaded = Settings(SIZES["model"], load_format="dummy").load()
+    for number, (way, (graphs, overlap)) in enumerate(WAYS.items()):
+        engine = engine_of(STAGE, loaded, max_running=REQUESTS, graphs=graphs, overlap=overlap)
+        ways[way] = recorded(engine, REQUESTS, SIZES["context"], png.with_suffix(f".{number}.trace.json"))
+        del engine
+        free_memory(loaded.device)
+    work = f"{REQUESTS} requests to {SIZES['model']}, {SIZES['context']} tokens behind each"
+    draw(ways, png, f"{work}. Recorded on one {torch.cuda.get_device_name()}; pale: Python waits.")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,9 @@ from common.bench.documents import read_json
 from common.bench.harness import aggregate, spread
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
+from common.bench.steps import step_profile
 from common.model import ModelConfig
+from common.stages import load_engine
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = [*sorted(ROOT.glob("[0-9][0-9]_*/results/*.json")), ROOT / "common/bench/results/cpu-amd-epyc-2-cores.json"]
@@ -23,6 +25,12 @@ def test_repeats_become_median_and_spread():
     lists = {"median": [2, 5], "min": [1, 4], "max": [3, 6], "values": [[1, 6], [2, 5], [3, 4]]}
     assert aggregate([{"x": [1, 6]}, {"x": [2, 5]}, {"x": [3, 4]}]) == {"x": lists}
     assert spread([[{"us": 1}]]) == {"values": [[{"us": 1}]]}, "the rows of a table are only kept"
+
+
+def test_steps_with_more_requests_than_run_are_not_profiled(loaded):
+    """They would be steps of fewer, after minutes in which the first reach the end of their context."""
+    with pytest.raises(ValueError, match="3 requests cannot decode together: 2 may run"):
+        step_profile(load_engine("04")(loaded, max_running=2), requests=3, context=30)
 
 
 @pytest.mark.parametrize(

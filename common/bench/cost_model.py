@@ -5,6 +5,8 @@ for every token, and the bytes of a decode step, which reads each weight for one
 milliseconds by a rate that is measured once, at one length; the plots show it as a dashed line.
 """
 
+from typing import Any
+
 import torch
 
 from common.model import ModelConfig
@@ -45,13 +47,21 @@ def decode_bytes(config: ModelConfig, past: int, dtype: torch.dtype) -> int:
     return weights + past * config.kv_bytes_per_token(dtype)
 
 
-def step_floor(
+def step_parts(
     config: ModelConfig, requests: int, context: float, dtype: torch.dtype, copy_rate: float, product_rate: float
-) -> float:
-    """Return the seconds that a decode step of `requests` requests takes at least, `context` tokens before each.
+) -> tuple[float, float, float]:
+    """Return the seconds of a decode step of `requests` requests, `context` tokens before each, by its parts.
 
-    That is the time to read every weight once, and all K and V, at copy_rate bytes per second, or that of the
-    arithmetic at product_rate FLOPs per second where it is longer.
+    They are reading every weight once, and all K and V, at copy_rate bytes per second, and the arithmetic at
+    product_rate FLOPs per second.
     """
-    reading = decode_bytes(config, round(requests * context), dtype) / copy_rate
-    return max(reading, requests * step_flops(config, 1, round(context)) / product_rate)
+    weights = decode_bytes(config, 0, dtype)
+    kv = round(requests * context) * config.kv_bytes_per_token(dtype)
+    flops = requests * step_flops(config, 1, round(context))
+    return weights / copy_rate, kv / copy_rate, flops / product_rate
+
+
+def step_floor(*step: Any) -> float:
+    """Return the seconds that a decode step takes at least, given as for `step_parts`: to read, or the arithmetic."""
+    weights, kv, arithmetic = step_parts(*step)
+    return max(weights + kv, arithmetic)

@@ -38,6 +38,11 @@ def test_predictions_agree_with_the_model_and_with_each_other(name):
     assert cost_model.step_flops(config, 50) - head == one_by_one
     step, longer = (cost_model.decode_bytes(config, past, torch.bfloat16) for past in (100, 101))
     assert longer - step == config.kv_bytes_per_token(torch.bfloat16)
+    slow_copy, slow_products = (
+        cost_model.step_floor(config, 7, 100, torch.bfloat16, *rates) for rates in ((1.0, 1e30), (1e30, 1.0))
+    )
+    assert slow_copy == cost_model.decode_bytes(config, 700, torch.bfloat16)
+    assert slow_products == 7 * cost_model.step_flops(config, 1, 100)
 
 
 @pytest.mark.parametrize("stream", [True, False])

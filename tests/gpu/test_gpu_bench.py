@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from common.bench import suite
-from common.bench.cost_model import head_parameters, parameters, step_floor, step_flops
+from common.bench.cost_model import head_parameters, parameters, step_flops
 from common.bench.documents import read_json
 from common.bench.gpu import __main__ as command
 from common.bench.gpu import budget, nano, roofline, smoke, timeline
@@ -167,13 +167,7 @@ def test_kernels_are_known_by_their_names_and_the_longest_product_is_that_of_the
 # ---- The roofline and the timeline ----
 
 
-def test_the_roof_is_the_floor_of_a_step(tmp_path):
-    """Arithmetic or bytes, whichever takes longer: that of the weights and that of K and V together."""
-    weights, kv, arithmetic, launches = roofline.least_ms(CONFIG, "bfloat16", 500, *H200, 100).values()
-    for B, *each in zip(roofline.REQUESTS, weights, kv, arithmetic, strict=True):
-        floor = 1e3 * step_floor(CONFIG, B, 500, torch.bfloat16, *H200)
-        assert max(each[0] + each[1], each[2]) == pytest.approx(floor)
-    assert launches == pytest.approx([0.2] * 10)
+def test_the_roof_is_drawn_with_what_has_been_measured_or_without(tmp_path):
     for card in ("h200", "l4"):  # the second has no results
         roofline.draw(card, tmp_path / card)
         assert (tmp_path / card).stat().st_size > 10_000

@@ -11,7 +11,7 @@ import argparse
 from pathlib import Path
 
 from common.bench import plots
-from common.bench.cost_model import decode_bytes, step_flops
+from common.bench.cost_model import step_parts
 from common.bench.gpu.budget import BENCHMARK, LAYER_LAUNCHES, SMALLEST_KERNEL
 from common.bench.tables import LARGE, committed
 from common.loader.device import DTYPES
@@ -29,20 +29,6 @@ CARDS = {  # bytes and FLOPs per second, of products in bfloat16 without sparsit
 }
 RATES = "copy_bytes_per_second", "matmul_flops_per_second"
 TINTS = {"read the weights": "04", "read K and V": "01", "compute": "07", "launch kernels": "06"}
-
-
-def least_ms(
-    config: ModelConfig, dtype: str, context: int, bandwidth: float, flops: float, launches: int
-) -> dict[str, list[float]]:
-    """Return milliseconds of each part for each of REQUESTS, with `context` tokens behind each request."""
-    weights, kv = decode_bytes(config, 0, DTYPES[dtype]), config.kv_bytes_per_token(DTYPES[dtype])
-    seconds = {
-        "read the weights": [weights / bandwidth for _ in REQUESTS],
-        "read K and V": [B * context * kv / bandwidth for B in REQUESTS],
-        "compute": [B * step_flops(config, 1, context) / flops for B in REQUESTS],
-        "launch kernels": [launches * SMALLEST_KERNEL for _ in REQUESTS],
-    }
-    return {part: [1e3 * each for each in times] for part, times in seconds.items()}
 
 
 def draw(card: str, png: Path) -> None:
@@ -63,9 +49,13 @@ def draw(card: str, png: Path) -> None:
 
 def draw_roof(panel, title: str, document: dict, points: dict[int, float], context: int, launches: int = 0) -> None:
     """Draw the parts of a step, the roof and the measured points: milliseconds by requests. launches: of a step."""
-    config, rates = ModelConfig(**document["model"]), (document["hardware"][rate] for rate in RATES)
-    parts = least_ms(config, document["settings"]["dtype"], context, *rates, launches)
-    roof = [max(weights + kv, *others) for weights, kv, *others in zip(*parts.values(), strict=True)]
+    config = ModelConfig(**document["model"])
+    dtype = DTYPES[document["settings"]["dtype"]]
+    rates = [document["hardware"][rate] for rate in RATES]
+    steps = [(*step_parts(config, B, context, dtype, *rates), launches * SMALLEST_KERNEL) for B in REQUESTS]
+    roof = [1e3 * max(weights + kv, *others) for weights, kv, *others in steps]
+    columns = zip(*steps, strict=True)
+    parts = {part: [1e3 * seconds for seconds in each] for part, each in zip(TINTS, columns, strict=True)}
     plots.doubling(panel, REQUESTS[::2])
     plots.logarithmic(panel)
     panel.plot(REQUESTS, roof, color=plots.TEXT, alpha=0.2, linewidth=7, label="_roof")

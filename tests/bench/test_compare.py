@@ -134,7 +134,11 @@ def test_entries_of_other_work_are_left_out_and_the_rest_compared(tmp_path, comp
     page, said = compare(*paths)
     assert (f"a.json: {benchmark} is left out, which measured other work than b: another {size}" in said) == is_other
     cells = table(page, "gains")["a"]
-    assert len(cells) == 2 and cells.count("") == is_other and table(page, "stairs").keys() >= {"a Times stage 01, 1 client"}
+    assert (
+        len(cells) == 2
+        and cells.count("") == is_other
+        and table(page, "stairs").keys() >= {"a Times stage 01, 1 client"}
+    )
 
 
 def test_a_folder_stands_for_its_results_files_and_none_for_what_is_measured_here_and_committed(tmp_path, compare):
@@ -152,7 +156,9 @@ def test_a_folder_stands_for_its_results_files_and_none_for_what_is_measured_her
 
 
 def test_results_of_one_model_can_be_asked_for(tmp_path, compare):
-    paths = [write_results(tmp_path / f"{model}.json", gain=gain, model=model) for model, gain in (("a", 2.0), ("b", 3.0))]
+    paths = [
+        write_results(tmp_path / f"{model}.json", gain=gain, model=model) for model, gain in (("a", 2.0), ("b", 3.0))
+    ]
     page, _ = compare(*paths, "--model", "b")
     assert "b model" in page and "a model" not in page
     assert compare(*paths, "--model", "c")[1].endswith("no results of the model 'c', only of: a, b\n")
@@ -173,7 +179,10 @@ def test_figures_of_one_machine_have_spread_and_noise(tmp_path, compare):
     assert cache == "4 ? 3.8 to 4.2 4.2 → 1.05 s" and batching.startswith("5 4") and "?" not in batching
     assert "? 02 KV cache, a: the machine drifted." in text(page)
     medians = {label: [cell.split()[0] for cell in cells] for label, cells in table(page, "stairs").items()}
-    assert medians == {"a Times stage 01, 1 client": ["1", "2", "2"], "a Times stage 01, 32 clients": ["1", "2.5", "10"]}
+    assert medians == {
+        "a Times stage 01, 1 client": ["1", "2", "2"],
+        "a Times stage 01, 32 clients": ["1", "2.5", "10"],
+    }
     rates = table(page, "absolute")["a Output tokens/s, 32 clients"]
     assert [cell.split()[0] for cell in rates] == ["50", "125", "500"]
     assert "Stage 04 gives 32 clients 10 times the tokens per second of stage 01." in page

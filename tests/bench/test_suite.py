@@ -171,7 +171,10 @@ def test_an_interruption_ends_the_child_and_what_it_started(write, tmp_path, ctr
 )
 def test_a_ratio_above_one_is_better_unless_the_machine_drifted_or_repeats_disagree(now, better, times, ratio, says):
     repeats = [
-        {"before": {"figures": {"value": 2.0}, "reference_ms": each}, "now": {"figures": {"value": x}, "reference_ms": each}}
+        {
+            "before": {"figures": {"value": 2.0}, "reference_ms": each},
+            "now": {"figures": {"value": x}, "reference_ms": each},
+        }
         for x, each in zip(now, times, strict=True)
     ]
     entry = summary.headline_entry(replace(HEADLINE, more_is_better=better), {"length": 8}, repeats)

@@ -151,7 +151,8 @@ def gains(group: Group) -> Panel:
         for results in group.members
     ]
     rows = [(story(name), STORY.get(name[:2], ("", ""))[1]) for name in names]
-    title, text = "What each stage makes better", (
+    title = "What each stage makes better"
+    text = (
         "Each stage against the one before it, under the load that its lesson is about: above 1 is better. A ratio is "
         "the median of the repeats' ratios, and so not always that of the medians. Upright: the median of a class."
     )

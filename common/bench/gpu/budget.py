@@ -5,8 +5,8 @@ and off. The budget of a part is the larger of its bytes over the bandwidth and 
 at least 2 us for each launch. What is measured is the time of the part's kernels, known by their names in torch's
 profiler; of matrix products the longest in each step is that of the logits. "host" is the time in which Python works on
 a step, without its waits for tokens: it costs nothing while it is shorter than the kernels. "prompts" is the time of
-the prompts before the steps, "prompts, host" that of Python. "idle" is the time in which no kernel runs. A table of each
-kernel follows.
+the prompts before the steps, "prompts, host" that of Python. "idle" is the time in which no kernel runs. Tables of each
+kernel follow.
 
 Expectation. A part that takes far more than its budget is where to look first. Without graphs the CPU takes 5 us to
 launch a kernel of 1 us, so the GPU idles; without overlap it idles while Python prepares the next step.
@@ -93,7 +93,7 @@ def parts_of(kernels: Sequence[Kernel], steps: int) -> dict[str, float]:
 
 
 def by_kernel(kernels: Sequence[Kernel], steps: int) -> tuple[float, list[tuple[str, float, float]]]:
-    """Return seconds of a step in which a kernel runs; and name, times and microseconds of each, the costliest first."""
+    """Return seconds of a step in which kernels run; and name, times and microseconds of each, costliest first."""
     counts, totals, busy, reached = Counter(), Counter(), 0.0, 0.0
     for name, start, end in sorted(kernels, key=lambda kernel: kernel[1]):
         counts[name[:80]] += 1
@@ -105,7 +105,7 @@ def by_kernel(kernels: Sequence[Kernel], steps: int) -> tuple[float, list[tuple[
 
 
 def measure_step(engine: BaseEngine, B: int, context: int, steps: int) -> Figures:
-    """Return milliseconds: of each part of a step, the step, its idle time, the host's, and the prompts; and kernels."""
+    """Return milliseconds of each part of a step, of the step, its idle time, the host and the prompts; and kernels."""
     waits, original = [], ToHost.tolist
 
     def timed(self: ToHost) -> list:

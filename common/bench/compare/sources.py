@@ -162,15 +162,13 @@ def keep_comparable(found: Sequence[Results], refused: list[str]) -> list[Result
     for results in found:
         group, entries = [each for each in found if each.group == results.group], {}
         for name, entry in results.entries.items():
-            works = {each.label: work_of(each.entries[name]) for each in group if name in each.entries}
-            mine, each = works[results.label], list(works.values())
-            other = max(works, key=lambda label: each.count(works[label]))  # of several the first
-            if mine == works[other]:
+            works = [work_of(each.entries[name]) for each in group if name in each.entries]
+            mine, usual = work_of(entry), max(works, key=works.count)  # of several the first
+            if differs := [size for size in mine | usual if mine.get(size) != usual.get(size)]:
+                what = f"{name} is left out, which measured other work: another {', '.join(differs)}"
+                refused.append(f"{results.path}: {what}")
+            else:
                 entries[name] = entry
-                continue
-            differs = [size for size in mine | works[other] if mine.get(size) != works[other].get(size)]
-            what = f"{name} is left out, which measured other work than {other}: another {', '.join(differs)}"
-            refused.append(f"{results.path}: {what}")
         if entries:
             kept.append(replace(results, entries=entries))
     return kept

@@ -100,7 +100,7 @@ def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
     settings = Settings()
     place = settings.place()
     machine = hardware(place[0]) | settings.describe() | {"model": Path(target.model).name} | ceilings(*place)
-    order, repeats, texts = alternate(SIDES, args.repeats), [], {side: {} for side in SIDES}
+    order, repeats, said, texts = alternate(SIDES, args.repeats), [], {}, {side: {} for side in SIDES}
     print(f"{target.model}, {args.endpoint}; the reference is stage {' '.join(args.reference)}\n\n{ROW.format(*HEADS)}")
     for repeat, sides in enumerate(order):
         repeats.append({})
@@ -108,10 +108,11 @@ def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
             start, before = time.monotonic(), reference_ms(*place)
             rows, answers = take_turn(side, args, target, repeat)
             texts[side] |= answers
-            figures, times = {"goodput": max(row["goodput"] for row in rows[1:])}, [before, reference_ms(*place)]
-            answer = {"figures": figures | {"rows": rows}, "reference_ms": times, "seconds": time.monotonic() - start}
-            repeats[-1][side] = answer
-    print("", *(explanation(side, repeats[-1][side]["figures"]["rows"], args) for side in SIDES), sep="\n")
+            goodput, times = max(row["goodput"] for row in rows[1:]), [before, reference_ms(*place)]
+            figures = {"goodput": goodput, "rates": {row["rate"]: row for row in rows}}
+            repeats[-1][side] = {"figures": figures, "reference_ms": times, "seconds": time.monotonic() - start}
+            said[side] = explanation(side, rows, args)
+    print("", *said.values(), sep="\n")
     for side in SIDES:
         if not all(repeat[side]["figures"]["goodput"] for repeat in repeats):
             raise InvalidInput(f"no request met the objectives of the {side}: give larger ones, --ttft-ms and --itl-ms")

@@ -85,8 +85,13 @@ def test_both_sides_get_the_same_standard_requests_and_compare_draws_the_files(s
 
 
 def test_other_answers_than_the_references_are_other_work(server, tmp_path, monkeypatch):
-    rows = [judge.row_of(rate, LoadResult([record(0, 0.1, 0.2)], 1.0), OBJECTIVES) for rate in (0, 2)]
-    monkeypatch.setattr(judge, "take_turn", lambda side, *_: (rows, {(0, 2, i): f"{side} {i < 3}" for i in range(4)}))
+    """And a repeat may have come to a higher rate than another."""
+    rows = [judge.row_of(rate, LoadResult([record(0, 0.1, 0.2)], 1.0), OBJECTIVES) for rate in (0, 2, 4)]
+
+    def turn(side, args, target, repeat):
+        return rows[: 2 + repeat], {(0, 2, i): f"{side} {i < 3}" for i in range(4)}
+
+    monkeypatch.setattr(judge, "take_turn", turn)
     assert run(server, "--out", str(tmp_path / "other.json")) == 0
     doubt = read_json(tmp_path / "other.json")["benchmarks"]["judge"]["doubt"]
     assert doubt == "only 0 of 4 answers are the reference's, and others are other work"

@@ -123,17 +123,6 @@ def test_the_floor_is_what_arithmetic_says():
     assert floor == pytest.approx((3 * weights + kv) / 1e9 + step_flops(CONFIG, 10) / 0.7e12)
 
 
-def test_kernels_and_gaps_of_a_step():
-    """Two steps of three kernels: b overlaps a by a microsecond, c comes 3 us after b, and 1 us after the last step."""
-    step = [("a", 0, 2e-6), ("b", 1e-6, 4e-6), ("c", 7e-6, 8e-6)]
-    kernels = [(name, start + offset, end + offset) for offset in (1e-3, 1e-3 + 9e-6) for name, start, end in step]
-    found = nano.by_kernel(kernels, 2)
-    assert [name for name, *_ in found["kernels"]] == ["b", "a", "c"]
-    assert found["kernels"][0][1:] == pytest.approx([1, 3])
-    assert (found["kernels_ms"], found["idle_ms"]) == pytest.approx((0.005, 0.0035))
-    assert [name for _, name in found["gaps"]] == ["c", "c", "a"]
-
-
 # ---- The budget ----
 
 

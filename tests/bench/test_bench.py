@@ -98,5 +98,6 @@ def test_committed_results_hold_what_their_plots_need(path, tmp_path, monkeypatc
         run_benchmark(benchmark, ["--plot-only", "--results", str(tmp_path)])
     assert ended.value.code == 0
     assert (names := [drawn.name for drawn in tmp_path.glob("*.png")])
-    for plot in (path.with_name(name).read_bytes() for name in names):
+    for committed in filter(Path.exists, map(path.with_name, names)):  # no text shows those of every machine
+        plot = committed.read_bytes()
         assert int.from_bytes(plot[16:20], "big") == 1600 and len(plot) < 150_000

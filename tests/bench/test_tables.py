@@ -1,6 +1,5 @@
 """Tables in the texts are those of the committed results, and what texts and titles say in words holds for these."""
 
-
 import pytest
 
 from beyond.any_model.benchmark import BENCHMARK as ANY_MODEL

@@ -11,27 +11,10 @@ import torch
 
 from common.learn.milestones.stage_under_test import causal_attention
 from common.loader import load_model
+from tests.helpers import helper_file
 
 VOCAB, LENGTH = 97, 80
-YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0, "original_max_position_embeddings": 32}
-ROPES = {
-    "default": {"rope_type": "default", "rope_theta": 10_000.0},
-    "linear": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0},
-    "llama3": {
-        "rope_type": "llama3",
-        "rope_theta": 100.0,
-        "factor": 8.0,
-        "original_max_position_embeddings": 32,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-    },
-    "yarn": YARN,
-    "yarn-betas": YARN | {"beta_fast": 4.0, "beta_slow": 0.5},
-    "yarn-no-truncation": YARN | {"beta_fast": 4.0, "truncate": False},
-    "yarn-attention-factor": YARN | {"attention_factor": 1.7},
-    "yarn-mscale": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3},
-    "yarn-mscale-alone": YARN | {"mscale": 0.7},
-}
+ROPES = helper_file("configs.json")["ropes"]
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
 

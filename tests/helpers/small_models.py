@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
 import torch
 
-from common.loader import weights
+from common.loader import load_model, weights
 from common.model import ModelConfig, Transformer
 
 SMALL = ModelConfig(
@@ -44,6 +45,15 @@ def random_model(config: ModelConfig, device="cpu", dtype=torch.float32) -> Tran
 def step_of(config: ModelConfig, device="cpu", count=9):
     """Return token ids and positions, both [count]."""
     return torch.randint(config.vocab_size, (count,), device=device), torch.randperm(64, device=device)[:count]
+
+
+def refusal(error: type[Exception], *arguments, **options) -> str:
+    """Return the error of `load_model`, checked to be a sentence on one line."""
+    with pytest.raises(error) as caught:
+        load_model(*arguments, device="cpu", **options)
+    message = str(caught.value)
+    assert "\n" not in message and not message.endswith(".") and len(message) < 600
+    return message
 
 
 def poison(monkeypatch, *modules) -> None:

@@ -12,8 +12,6 @@ from types import SimpleNamespace
 import jsonschema
 import numpy
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from common import grammar_trial
 from common.errors import InvalidInput
@@ -23,24 +21,15 @@ from common.loader import load_model
 from common.request import Request
 from common.sampling import SamplingParams, probabilities
 from common.serving.errors import QueueFull
-from common.stages import load_engine, load_stage_module
+from common.stages import load_engine
 from common.structured_output import Structure, masks, register
-from tests.helpers.engine_options import drain
-from tests.helpers.faulty_fleet import FaultyFleet
+from tests.helpers import helper_file
 from tests.stages.test_07_speculative_sampling import chi_square_is_ordinary
 
 STAGES = ["04", "05", "06", "07", "08"]
 DRAFTED = {"draft": "draft", "num_draft_tokens": 3}
-TEXT, NUMBER = {"type": "string", "maxLength": 6}, {"type": "integer", "minimum": -99, "maximum": 999}
-LEAVES = [
-    TEXT, NUMBER, {"type": "boolean"}, {"type": "null"}, {"const": "fixed"}, {"enum": ["red", 3, None, True]},
-    {"type": "string", "minLength": 2, "maxLength": 4}, {"type": "string", "pattern": "^[A-Z][a-z]{1,3}$"},
-    {"type": "string", "format": "uuid"}, {"type": "string", "format": "ipv4"}, {"type": "integer", "multipleOf": 7,
-    "minimum": 0, "maximum": 100}, {"type": "number", "minimum": 0, "maximum": 3, "multipleOf": 0.25},
-    {"type": ["integer", "null"], "minimum": 0, "maximum": 9}, {"anyOf": [NUMBER, {"type": "null"}]},
-    {"oneOf": [{"const": 1}, {"const": "one"}]}, {"allOf": [{"type": "integer"}, {"minimum": 3, "maximum": 5}]},
-    {"$ref": "#/$defs/leaf"}, {"type": "string", "enum": ['a "quote"', "back\\slash", "ünïcode", "new\nline"]},
-]  # fmt: skip
+LEAVES = helper_file("schemas.json")
+TEXT, NUMBER = LEAVES[:2]
 CONTAINERS = [
     lambda one, two: {"type": "array", "items": one, "minItems": 1, "maxItems": 3},
     lambda one, two: {"type": "array", "prefixItems": [one, two], "items": False, "minItems": 2},
@@ -123,24 +112,6 @@ def test_a_greedy_answer_is_the_same_in_all_stages(engine, one_after_the_other):
     check(answers[1], NAMED)
 
 
-def test_schemas_of_hypothesis(small):
-    engine, containers = load_engine("07")(small, **DRAFTED), st.sampled_from(CONTAINERS)
-    nested = st.recursive(
-        st.sampled_from(LEAVES),
-        lambda inner: st.builds(lambda make, a, b: make(a, b), containers, inner, inner),
-        max_leaves=4,
-    ).map(with_leaf)
-
-    @settings(max_examples=6, deadline=None)
-    @given(st.lists(nested, min_size=16, max_size=16))
-    def all_validate(schemas):
-        answers = engine.generate(["J"] * len(schemas), [asked(json_grammar(schema)) for schema in schemas])
-        for answer, schema in zip(answers, schemas, strict=True):
-            check(answer, schema)
-
-    all_validate()
-
-
 def test_preemption_loses_no_state(small):
     """The pool holds three of the requests at their full length, so others are preempted and computed again."""
     schema = {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9}, "minItems": 20, "maxItems": 20}
@@ -158,20 +129,28 @@ def rows(form: Structure, *outputs: list[int]) -> list[SimpleNamespace]:
 
 
 def test_masks_are_those_of_the_tokens_in_any_order(small):
-    """Rows of one request go back and forth, as draft tokens do, and past tokens that the grammar does not allow."""
+    """Rows of one request go back and forth, as draft tokens do: past tokens that the grammar does not allow, and past
+    the library's bound for one place."""
     register(small)
-    structure = Structure(regex_grammar("[ab]{4}"), small.name)
-    a, b, x, end = (small.tokenizer(text)["input_ids"][0] for text in ("a", "b", "x", "<|endoftext|>"))
-    outputs = [[a], [a, b], [a, b, x], [a, b, x, a], [a, b, b, a], [a, b, b, a, end], [], [b, b, b]]
-    together = masks(rows(structure, *outputs))
-    for output, mask in zip(outputs, together, strict=True):
-        assert (masks(rows(structure.begin(), output)) == mask).all(), output
-    assert (together[2] == -1).all(), "a row behind a wrong draft token is not restricted: it will be rejected"
+    texts = ("a", "b", "x", "7", "[", "{", "<|endoftext|>")
+    a, b, x, seven, bracket, brace, end = (small.tokenizer(text)["input_ids"][0] for text in texts)
+    letters = [[a], [a, b], [a, b, x], [a, b, x, a], [a, b, b, a], [a, b, b, a, end], [], [b, b, b]]
+    bounded = [[bracket], [bracket, brace], [bracket, brace, seven], [bracket, seven]]
+    form = json_grammar({"type": "array", "items": {"anyOf": [NUMBER, WIDE]}})
+    together = {}
+    for grammar, outputs in ((regex_grammar("[ab]{4}"), letters), (form, bounded)):
+        structure = Structure(grammar, small.name)
+        for output, mask in zip(outputs, masks(rows(structure, *outputs)), strict=True):
+            assert (masks(rows(structure.begin(), output)) == mask).all(), output
+            together[tuple(output)] = mask
+    assert (together[a, b, x] == -1).all(), "a row behind a wrong draft token is not restricted: it will be rejected"
 
     def allowed(mask):
         return {*numpy.flatnonzero(numpy.unpackbits(mask.view(numpy.uint8), bitorder="little"))}
 
-    assert allowed(together[4]) == set(small.eos_token_ids) and not allowed(together[0]) & small.eos_token_ids
+    for complete in ((a, b, b, a), (bracket, brace)):
+        assert allowed(together[complete]) == set(small.eos_token_ids)
+    assert not allowed(together[a,]) & small.eos_token_ids
 
 
 # Each property is optional, so after "{" more may come than the library's bound for one place.
@@ -181,19 +160,9 @@ WIDE = {"type": "object", "properties": {f"k{i}": TEXT for i in range(700)}, "ad
 def test_an_answer_ends_where_a_bound_is_exceeded(engine):
     """It is cut there, says so, and does not go on in free text."""
     form = json_grammar({"type": "array", "items": WIDE, "minItems": 1})
-    for answer in engine.generate(["x"] * 3, [asked(form, seed=seed) for seed in (1, 2, None)]):
+    params = [asked(form, seed=seed) for seed in (1, 2, None)]
+    for answer in engine.generate(["x"] * 3, params):
         assert re.fullmatch(r"\[ ?\{", answer.text) and answer.finish_reason == "length"
-
-
-def test_a_draft_token_that_exceeds_a_bound_harms_no_other_row(small):
-    register(small)
-    structure = Structure(json_grammar({"type": "array", "items": {"anyOf": [NUMBER, WIDE]}}), small.name)
-    bracket, brace, seven = (small.tokenizer(text)["input_ids"][0] for text in ("[", "{", "7"))
-    outputs = [bracket], [bracket, brace], [bracket, brace, seven], [bracket, seven]
-    before, exceeded, beyond, after = masks(rows(structure, *outputs))
-    assert (masks(rows(structure.begin(), outputs[3]))[0] == after).all()
-    assert (masks(rows(structure, outputs[0]))[0] == before).all()
-    assert (exceeded == beyond).all() and (exceeded != after).any()
 
 
 def test_speculation_draws_from_the_masked_target(loaded, reference):
@@ -229,54 +198,23 @@ def test_what_a_grammar_forces_is_drafted_and_accepted(small):
     assert stats["accepted_tokens"] >= 0.6 * len(answer.token_ids)
 
 
-def test_a_workers_death_loses_no_state(small, monkeypatch):
-    """Each worker dies once in the middle of the answers, which go on elsewhere as if nothing had happened."""
-    schema = {"type": "array", "items": NUMBER, "minItems": 12, "maxItems": 12}
-    params = [asked(json_grammar(schema), seed=seed) for seed in range(3)]
-    expected = load_engine("06")(small).generate(["Numbers "] * 3, params)
-    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
-    engine = load_engine("08")(small)
-    requests = [engine.add("Numbers ", one) for one in params]
-    for number in (1, 0):
-        known = len(requests[0].token_ids)
-        while len(requests[0].token_ids) < known + 8:
-            engine.step()
-        engine.fleet.die(number)
-    drain(engine)
-    assert engine.stats()["workers_lost"] == 2 and engine.stats()["requests_resumed"]
-    assert [one.token_ids for one in requests] == [one.token_ids for one in expected]
-    check(requests[0], schema)
-
-
-REFUSED = {
-    "deep": lambda: json_grammar(functools.reduce(lambda inner, _: {"items": inner, "type": "array"}, range(100), {})),
-    "long": lambda: json_grammar({"enum": ["x" * 200_000]}),
-    "no object": lambda: json_grammar([1]),
-    "no choice": lambda: choice_grammar([]),
-    "long regex": lambda: regex_grammar("a" * 200_000),
-    "unknown keyword": lambda: json_grammar({"not": {"type": "string"}}),
-    "nothing fits": lambda: json_grammar({"type": "integer", "minimum": 5, "maximum": 3}),
-    "no regex": lambda: regex_grammar("(unclosed"),
-    "no grammar": lambda: lark_grammar("start: missing"),
-    "empty grammar": lambda: lark_grammar(""),
-    "unclosed grammar": lambda: lark_grammar('root ::= "a" ('),
-    "deep grammar": lambda: lark_grammar("root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
-    "long grammar": lambda: lark_grammar("a" * 200_000),
-    "half a pair": lambda: regex_grammar("\ud83d"),
-    "half a pair in a schema": lambda: json_grammar({"const": "\ud83d"}),
-    "a long number": lambda: json_grammar({"const": 10**400}),
-    "too wide": lambda: json_grammar(WIDE),
-    "no way in": lambda: json_grammar({"$ref": "#"}),
-    "no text": lambda: regex_grammar(r"[^\s\S]"),
-    "elsewhere": lambda: json_grammar({"$ref": "https://example.com/schema.json"}),
+GRAMMARS = {"json": json_grammar, "choice": choice_grammar, "regex": regex_grammar, "lark": lark_grammar}
+TOO_MUCH = {
+    "deep": ("json", functools.reduce(lambda inner, _: {"items": inner, "type": "array"}, range(100), {})),
+    "long": ("json", {"enum": ["x" * 200_000]}),
+    "long regex": ("regex", "a" * 200_000),
+    "long grammar": ("lark", "a" * 200_000),
+    "deep grammar": ("lark", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
+    "a long number": ("json", {"const": 10**400}),
+    "too wide": ("json", WIDE),
 }
 
 
 def test_hostile_forms_are_refused_in_a_sentence(small):
     engine = load_engine("06")(small)
-    for name, form in REFUSED.items():
+    for name, (kind, form) in (helper_file("refused_forms.json") | TOO_MUCH).items():
         with pytest.raises(InvalidInput) as refusal:
-            engine.add(name, asked(form()))
+            engine.add(name, asked(GRAMMARS[kind](form)))
         assert len(str(refusal.value)) < 250 and not engine.requests, name
 
 

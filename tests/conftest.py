@@ -27,6 +27,10 @@ for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
 ssl.create_default_context = cache(ssl.create_default_context)
 
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton: kernels then run in Python
+
 from hypothesis import Phase, settings
 
 from common.acceleration.accelerate import overlapped
@@ -44,9 +48,6 @@ from tests.helpers.graph_stand_in import graphed
 from tests.helpers.quantized_reference import take_weights
 from tests.helpers.rounded_reference import round_keys_and_values
 from tests.helpers.wrong_token import wrong_token
-
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton: kernels then run in Python
 
 # For runs that ask whether a test fails, and not for its smallest example: finding that takes minutes.
 settings.register_profile("first_failure", phases=[Phase.explicit, Phase.reuse, Phase.generate])

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -18,26 +17,93 @@ from tests.helpers.incomplete_stages import copy_door
 UNREACHABLE = "http://127.0.0.1:9"  # port 9 discards; where nothing listens, a connection is refused at once
 
 
-def test_a_python_without_venv_says_what_to_install(tmp_path, monkeypatch):
-    said = "ensurepip is not available: apt install python3.11-venv\n"  # as on Debian
-    monkeypatch.setattr(environment.subprocess, "run", Mock(return_value=subprocess.CompletedProcess([], 1, said)))
+class FakeMachine:
+    """Stands in for the programs that setup runs: venv makes a folder, pip answers as told; both are counted."""
+
+    def __init__(self) -> None:
+        self.venvs_made = 0
+        self.installs: list[list[str]] = []
+        self.pip_fails = False
+        self.version = environment.running_python()  # of the Python in .venv
+        self.reason = ""  # why venv makes none
+
+    def run(self, command, **options):
+        if "venv" in command and not self.reason:
+            self.venvs_made += 1
+            python = environment.python_of(Path(command[-1]))
+            python.parent.mkdir(parents=True, exist_ok=True)
+            python.touch()
+        return subprocess.CompletedProcess(command, bool(self.reason), stdout=self.reason or f"{self.version}\n")
+
+    def run_pip(self, command, advice, variables=None):
+        self.installs.append(command[command.index("--no-compile") + 1 :])
+        if self.pip_fails:
+            sys.exit(advice)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "requirements.txt").write_text("torch==2.13.0  # pinned\nnumpy\n")
+    return tmp_path
+
+
+@pytest.fixture
+def machine(monkeypatch) -> FakeMachine:
+    fake = FakeMachine()
+    monkeypatch.delenv("COURSE_NO_VENV", raising=False)
+    monkeypatch.delenv("COURSE_KIT", raising=False)
+    monkeypatch.setattr(environment.subprocess, "run", fake.run)
+    monkeypatch.setattr(environment, "run_pip", fake.run_pip)
+    monkeypatch.setattr(environment, "is_cpu_torch_better", lambda: False)
+    return fake
+
+
+def test_the_environment_is_made_once_and_follows_the_requirements(root, machine):
+    python = environment.prepare_environment(root)
+    assert Path(python).is_relative_to(root / ".venv")
+    assert environment.prepare_environment(root) == python
+    assert (machine.venvs_made, machine.installs) == (1, [["-r", str(root / "requirements.txt")]])
+    (root / "requirements.txt").write_text("numpy>=2\n")
+    environment.prepare_environment(root)
+    environment.prepare_environment(root)
+    assert (machine.venvs_made, len(machine.installs)) == (1, 2)
+
+
+def test_a_failed_install_or_update_leaves_nothing_that_looks_finished(root, machine):
+    requirements = root / "requirements.txt"
+    whole = requirements.read_text()
+    for attempt, text in enumerate((whole, "numpy>=99\n")):
+        requirements.write_text(text)
+        machine.pip_fails = True
+        with pytest.raises(SystemExit, match="pip failed, for the reason above"):
+            environment.prepare_environment(root)
+        machine.pip_fails = False
+        requirements.write_text(whole)
+        environment.prepare_environment(root)
+        environment.prepare_environment(root)
+        assert (machine.venvs_made, len(machine.installs)) == (1, 2 * attempt + 2)
+
+
+def test_an_environment_half_made_or_of_another_python_is_made_again(root, machine):
+    (root / ".venv/bin").mkdir(parents=True)
+    environment.prepare_environment(root)
+    assert (machine.venvs_made, len(machine.installs)) == (1, 1)
+    (root / ".venv/course-stamp").unlink()
+    machine.version = "3.9"
+    environment.prepare_environment(root)
+    assert (machine.venvs_made, len(machine.installs)) == (2, 2)
+
+
+def test_without_a_gpu_the_cpu_build_of_torch_is_taken(root, machine, monkeypatch):
+    monkeypatch.setattr(environment, "is_cpu_torch_better", lambda: True)
+    environment.prepare_environment(root)
+    assert machine.installs[0][:2] == ["--extra-index-url", environment.TORCH_CPU_INDEX]
+
+
+def test_a_python_without_venv_says_what_to_install(root, machine):
+    machine.reason = "ensurepip is not available: apt install python3.11-venv\n"  # as on Debian
     with pytest.raises(SystemExit, match="(?s)apt install python3.*Making .venv failed, for the reason above"):
-        environment.make_venv(tmp_path / ".venv")
-
-
-def test_an_environment_half_made_or_of_another_python_is_made_again(tmp_path, monkeypatch):
-    assert environment.has_pip(Path(sys.executable)) and not environment.has_pip(tmp_path / "python")
-    monkeypatch.setattr(environment, "running_python", lambda: "3.9")
-    assert not environment.has_pip(Path(sys.executable))
-
-
-def test_without_a_gpu_the_cpu_build_of_torch_is_taken(tmp_path, monkeypatch):
-    ran = Mock()
-    monkeypatch.setattr(environment, "run_pip", ran)
-    for better in (True, False):
-        monkeypatch.setattr(environment, "is_cpu_torch_better", lambda better=better: better)
-        environment.install_requirements(tmp_path / ".venv", tmp_path / "requirements.txt")
-        assert (environment.TORCH_CPU_INDEX in ran.call_args.args[0]) == better
+        environment.prepare_environment(root)
 
 
 def test_compiled_modules_are_kept_in_the_environment(tmp_path, monkeypatch):
@@ -155,14 +221,33 @@ def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tm
     refused = demo()[1]
     assert damaged.name in refused and f"Copy what is named above to {folder} again" in refused
     damaged.write_bytes(whole)
-    output, said = demo()
-    assert output == "beta gamma\n" and "Making" not in said and "Installing 3 files from the kit" in said
-    assert demo() == ("beta gamma\n", ""), "what is there is not installed again"
-    stamp = tree / ".venv/course-stamp"
-    stamp.write_text("3.9 " + environment.digest(tree / "requirements.txt"))
-    damaged.write_bytes(whole[:-1] + b"!")
-    assert damaged.name in demo()[1] and not stamp.exists(), "a failed update is not taken for a finished one"
-    damaged.write_bytes(whole)
-    assert "Installing 3 files from the kit" in demo()[1]
+    assert demo()[0] == "beta gamma\n"
     (tree / "requirements.txt").write_text("beta\n")
     assert f"{folder} was made for another requirements.txt." in demo()[1]
+
+
+# ---- What is said meanwhile ----
+
+SAID_BY_PIP = [
+    ("Looking in indexes: https://example.org/simple", "starting pip"),
+    ("Collecting torch==2.13.0 (from -r requirements.txt (line 2))", "choosing versions"),
+    ("  Downloading torch-2.13.0-cp312-none-any.whl.metadata (30 kB)", "choosing versions"),
+    ("Downloading https://example.org/torch-2.13.0-cp312-none-any.whl (190.2 MB)", "downloading torch (190.2 MB)"),
+    ("Saved ./kits/torch-2.13.0-cp312-none-any.whl", "saving torch"),
+    ("Installing collected packages: filelock, numpy, torch", "unpacking, which takes about a minute"),
+]
+
+
+def test_what_pip_says_is_told_in_a_line():
+    lines = [line for line, _ in SAID_BY_PIP]
+    told = [environment.activity(lines[: count + 1]) for count in range(len(lines))]
+    assert told == [each for _, each in SAID_BY_PIP]
+
+
+def test_a_failing_pip_shows_its_last_lines_and_the_advice():
+    program = "for i in range(40): print('line', i)\nraise SystemExit('ERROR: no space left')"
+    with pytest.raises(SystemExit) as stop:
+        environment.run_pip([sys.executable, "-c", program], "What to do.")
+    *before, reason, advice = stop.value.code.splitlines()
+    assert (reason, advice) == ("ERROR: no space left", "What to do.")
+    assert "line 39" in before and "line 20" not in before

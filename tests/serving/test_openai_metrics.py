@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from common.sampling import SamplingParams
 from common.serving import metrics
 from common.stages import ROOT, load_engine
 from tests.helpers.serving_openai import ENDLESS, openai_server
@@ -71,6 +72,31 @@ def test_counters_keep_what_a_lost_worker_had_counted(loaded, monkeypatch):
         monkeypatch.setattr(engine, "stats", lambda hits=hits: stats | {"prefix_tokens_hit": hits})
         measured.stats()
         assert f'vllm:prefix_cache_hits_total{{model_name="bundled"}} {shown}.0'.encode() in measured.exposition()
+
+
+def test_waiting_requests_cost_a_step_nothing(loaded):
+    """Metrics look at a request when it arrives, runs and ends, and never walk all open requests in between.
+
+    They count the tokens of a prompt when it has been run to its end: here in its second step.
+    """
+
+    class Unseen(dict):
+        def _refuse(self, *_):
+            raise AssertionError("all open requests were walked")
+
+        __iter__ = items = values = keys = _refuse
+
+    engine = load_engine("06")(loaded, max_running=1, token_budget=64)
+    measured = metrics.Measured(engine, "bundled")
+    for number in range(20):
+        measured.add([5 + number] * 100, SamplingParams(max_tokens=2, ignore_eos=True))
+    engine.requests = Unseen(engine.requests)
+    for tokens in (0, 100):
+        measured.step()
+        assert f'vllm:prompt_tokens_total{{model_name="bundled"}} {tokens}.0'.encode() in measured.exposition()
+    ended = sum(request.finished for _ in range(58) for request in measured.step())
+    assert ended == 20 and not engine.has_unfinished
+    assert b'vllm:generation_tokens_total{model_name="bundled"} 40.0' in measured.exposition()
 
 
 def test_arrival_is_when_the_server_receives_the_request(loaded):

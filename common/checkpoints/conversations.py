@@ -20,7 +20,7 @@ from torch import Tensor
 from common.demo import bar
 from common.errors import InvalidInput
 from common.loader import Loaded
-from common.model import Attend
+from common.model import Attend, Transformer
 from common.request import Request
 from common.sampling import SampledToken, SamplingParams, uniform
 from common.stages import load_engine
@@ -57,8 +57,11 @@ def ragged_attention(lengths: Sequence[int]) -> Attend:
     return attend
 
 
-def positions_of(lengths: Sequence[int]) -> Tensor:
-    return torch.cat([torch.arange(length) for length in lengths])
+def hidden_states(model: Transformer, texts: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Run a model over whole texts of token ids, laid end to end: `[N, hidden_size]`."""
+    lengths = [len(text) for text in texts]
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    return model(torch.cat(list(texts)).to(device), positions.to(device), ragged_attention(lengths))
 
 
 class Conversation:
@@ -177,16 +180,14 @@ def write_conversations(loaded: Loaded, folder: Path, shards: Sequence[int], sta
 @torch.inference_mode()
 def write_shard(loaded: Loaded, file: Path, conversations: dict[int, list[int]]) -> None:
     """Write conversations in the order of their numbers, with what the model finds likeliest after each token."""
-    texts = [conversations[number] for number in sorted(conversations)]
-    lengths = [len(text) for text in texts]
-    token_ids, positions = torch.tensor(sum(texts, [])), positions_of(lengths)
-    hidden = loaded.model(token_ids.to(loaded.device), positions.to(loaded.device), ragged_attention(lengths))
-    found = [loaded.model.logits(rows).softmax(-1).topk(LIKELIEST) for rows in hidden.split(512)]
+    texts = [torch.tensor(conversations[number]) for number in sorted(conversations)]
+    hidden = hidden_states(loaded.model, texts, loaded.device)
+    found = [loaded.model.logits(rows).float().softmax(-1).topk(LIKELIEST) for rows in hidden.split(512)]
     tensors = {
-        "token_ids": token_ids,
-        "lengths": torch.tensor(lengths),
+        "token_ids": torch.cat(texts),
+        "lengths": torch.tensor([len(text) for text in texts]),
         "likeliest": torch.cat([part.indices for part in found]).cpu(),  # [N, LIKELIEST]
-        "probabilities": torch.cat([part.values for part in found]).float().cpu(),
+        "probabilities": torch.cat([part.values for part in found]).cpu(),
     }
     temporary = file.with_suffix(".tmp")
     save_file(tensors, temporary)

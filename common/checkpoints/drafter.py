@@ -34,7 +34,7 @@ from common.loader.config import read_config
 from common.loader.device import choose_device
 from common.terminal import StatusLine, note, run_to_end
 
-from .conversations import SHARD, positions_of, ragged_attention, shard_file, write_conversations
+from .conversations import SHARD, hidden_states, shard_file, write_conversations
 from .recipes import Phase
 from .train import SNAPSHOT_EVERY, THREADS, Training
 
@@ -55,7 +55,6 @@ class Text(NamedTuple):
 
 def read_texts(file: Path) -> list[Text]:
     tensors = load_file(file)
-    tensors["probabilities"] = tensors["probabilities"].float()
     lengths = tensors["lengths"].tolist()
     parts = (tensors[name].split(lengths) for name in ("token_ids", "likeliest", "probabilities"))
     return [Text(ids, likeliest, p) for ids, likeliest, p in zip(*parts, strict=True)]
@@ -98,16 +97,13 @@ class Distillation(Training):
         likeliest token is then still the same in 64 cases of 100; in the directions of W's own energy it is in 3.)
         """
         model, config = self.target.model, self.target.config
-        texts = self.texts[:MEASURED]
-        lengths = [len(text.token_ids) for text in texts]
-        token_ids, positions = torch.cat([text.token_ids for text in texts]), positions_of(lengths)
-        hidden = model(token_ids.to(self.device), positions.to(self.device), ragged_attention(lengths))
-        hidden = hidden.float()  # [N, target's hidden]
+        texts = [text.token_ids for text in self.texts[:MEASURED]]
+        hidden = hidden_states(model, texts, self.device).float()  # [N, target's hidden]
         eye = torch.eye(config.hidden_size, dtype=self.target.dtype, device=self.device)
         output = model.logits(eye).float().T  # W, whatever its layout
         often = torch.full((config.vocab_size,), 1e-6)
         for text in self.texts:
-            often.index_add_(0, text.likeliest.flatten(), text.probabilities.flatten() / len(token_ids))
+            often.index_add_(0, text.likeliest.flatten(), text.probabilities.flatten() / len(hidden))
         often = often.to(self.device)
         output = output - often @ output / often.sum()
         sizes, axes = torch.linalg.eigh(hidden.T @ hidden / len(hidden))
@@ -147,9 +143,7 @@ class Distillation(Training):
 
     def hidden(self, batch: list[Text]) -> Tensor:
         """Run the drafter over whole texts: `[N, hidden_size]`."""
-        lengths = [len(text.token_ids) for text in batch]
-        token_ids, positions = torch.cat([text.token_ids for text in batch]), positions_of(lengths)
-        return self.model(token_ids.to(self.device), positions.to(self.device), ragged_attention(lengths))
+        return hidden_states(self.model, [text.token_ids for text in batch], self.device)
 
     def export(self) -> None:
         """Write weights and record, with what the drafter learned from and how often it agrees with its target."""

@@ -128,14 +128,17 @@ class QuantizedLinear(nn.Module):
             packed, place = self.scratch.packed, self.scratch.blocks.place
             if self.keeps:
                 packed, place = self.scratch.empty_like()
-                self.kept = packed
             places = self.blocks.place.data_ptr(), place.data_ptr()
             self.unpack(self.quantized.bits, *places, self.in_features, self.out_features)
+            self.kept = packed if self.keeps else None  # not before it is whole: a step may be interrupted
         return torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, "none", [], "")
 
 
 def prepare_unpacking(model: nn.Module, dtype: torch.dtype, unpack: Callable[..., None]) -> None:
-    """Let the quantised layers of a model unpack into weights that oneDNN reads, where it packs them in `Blocks`."""
+    """Let the quantised layers of a model unpack into weights that oneDNN reads, where it packs them in `Blocks`.
+
+    They keep these if all together take no more than 1 / KEPT_SHARE of the free memory.
+    """
     layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLinear)]
     nbytes = sum(layer.in_features * layer.out_features * dtype.itemsize for layer in layers)
     keeps = nbytes * KEPT_SHARE <= psutil.virtual_memory().available

@@ -181,6 +181,7 @@ def draw_batching(document: dict, png: Path) -> None:
         plots.steps(finished, static[DONE], counts, "static", "static")
         plots.steps(finished, now[DONE], counts, NOW, "continuous")
         plots.axes(finished, "seconds", "requests finished", "The same model, two ways to batch")
+        finished.yaxis.get_major_locator().set_params(integer=True)
         plots.doubling(gap, sizes["arriving"])
         *pieces, whole = sizes["budgets"]
         plots.line(gap, sizes["arriving"], now[f"longest_gap_ms_budget_{whole}"], "static", "in one piece")

@@ -48,6 +48,11 @@ def kept_file(model: dict) -> Path:
     return folder / f"{model['package']}-{model['version']}" / Path(model["file"]).name
 
 
+def is_packaged(path: Path) -> bool:
+    """Return whether the file is one that is kept here."""
+    return path in map(kept_file, package_table().values())
+
+
 def packaged_model(name: str) -> Path | None:
     """Return the file of the model with this name, None for another name. The first process to ask fetches it.
 

@@ -8,6 +8,7 @@ From a dozen tokens on, a library does the arithmetic better: it keeps parts of 
 """
 
 import time
+from bisect import bisect
 from collections.abc import Callable
 
 import torch
@@ -21,9 +22,8 @@ from .packed import PackedLinear, padded
 from .quantized import QuantizedLinear
 from .rotation import heads_of
 
-ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)  # that are measured
+ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)  # that may be measured
 MEASURED, TIMES = 2**26, 3  # weights
-GIVE_UP = 1.2  # times as long as the library: more rows are not measured
 _most: dict[tuple, int] = {}  # what was measured in this process
 
 
@@ -133,15 +133,12 @@ def most_few(model: Transformer, fused_block: Callable[..., Tensor]) -> int:
                 x = few(x, *step) if has_few else fused_block(model.kernels, block, x, *step)
         return time.thread_time() - start
 
+    def is_slower(rows: int) -> bool:
+        padded_rows = padded(rows) if model.pads else rows
+        times = [(seconds(rows, True), seconds(padded_rows, False)) for _ in range(1 + TIMES)]
+        ours, theirs = map(min, zip(*times[1:], strict=True))  # the first time kernels are loaded
+        return ours > theirs
+
     if key not in _most:
-        _most[key] = 0
-        for rows in ROWS:
-            times = [
-                (seconds(rows, True), seconds(padded(rows) if model.pads else rows, False)) for _ in range(1 + TIMES)
-            ]
-            ours, theirs = map(min, zip(*times[1:], strict=True))  # the first time kernels are loaded
-            if ours > GIVE_UP * theirs:
-                break
-            if ours <= theirs:
-                _most[key] = rows
+        _most[key] = (0, *ROWS)[bisect(ROWS, False, key=is_slower)]
     return _most[key]

@@ -146,10 +146,18 @@ def prepare_unpacking(model: nn.Module, dtype: torch.dtype, unpack: Callable[...
         if layer.in_features % 8 == 0 and can_pack(dtype):
             key = layer.out_features, layer.in_features, dtype
             if key not in _scratch:
-                linear = nn.Linear(layer.in_features, layer.out_features, bias=False, dtype=dtype)
-                _scratch[key] = PackedLinear(linear.requires_grad_(False))
+                _scratch[key] = PackedLinear(recognisable_layer(layer.in_features, layer.out_features, dtype))
             if _scratch[key].blocks is not None:
                 layer.scratch, layer.unpack, layer.keeps = _scratch[key], unpack, keeps
+
+
+def recognisable_layer(inputs: int, outputs: int, dtype: torch.dtype) -> nn.Linear:
+    """Return a layer in whose packed weight its rows and columns are found again."""
+    linear = nn.Linear(inputs, outputs, bias=False, device="meta")
+    numbers = torch.arange(251, dtype=dtype)  # a prime, so that rows of any usual size differ; exact in bfloat16
+    weight = numbers.repeat(inputs * outputs // 251 + 1)[: inputs * outputs].view(outputs, inputs)
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    return linear
 
 
 def quantize_layer(model: nn.Module, name: str, codes: Codes) -> None:

@@ -8,8 +8,10 @@ model.
 """
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -17,7 +19,7 @@ import torch
 from ..errors import InvalidInput
 from ..fused import choose_model
 from ..model import ModelConfig, Transformer
-from ..packages import packaged_model
+from ..packages import is_packaged, packaged_model
 from ..process import keep_freed_memory
 from .config import first_sentence, read_config, read_eos_token_ids, read_json, read_sampling_defaults
 from .device import choose_device
@@ -191,12 +193,7 @@ def find_checkpoint(name: str | os.PathLike | None, with_weights: bool) -> Path:
 def load_tokenizer(folder: Path) -> Any:
     """Return the transformers fast tokenizer of a folder or a GGUF file, or None if it has none."""
     try:
-        if folder.is_file():
-            from .gguf import build_tokenizer
-
-            tokenizer = build_tokenizer(folder)
-        else:
-            tokenizer = read_tokenizer(folder)
+        tokenizer = read_gguf_tokenizer(folder) if folder.is_file() else read_tokenizer(folder)
     except InvalidInput:
         raise
     except Exception as error:  # transformers raises different types in different versions
@@ -204,6 +201,24 @@ def load_tokenizer(folder: Path) -> Any:
     if tokenizer is not None:  # transformers would warn of prompts longer than the context, which engines refuse
         tokenizer.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
     return tokenizer
+
+
+def read_gguf_tokenizer(path: Path) -> Any:
+    """Return a GGUF file's tokenizer. That of a packaged model is kept beside it: to convert one takes a second."""
+    from transformers import __version__
+
+    from .gguf import build_tokenizer
+
+    if not is_packaged(path):
+        return build_tokenizer(path)
+    kept = path.parent / f"tokenizer-{__version__}"
+    if not kept.exists():
+        tokenizer = build_tokenizer(path)
+        with suppress(OSError), TemporaryDirectory(dir=path.parent) as folder:
+            tokenizer.save_pretrained(folder)
+            os.rename(folder, kept)
+        return tokenizer
+    return read_tokenizer(kept)
 
 
 def read_tokenizer(folder: Path) -> Any:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from common import loader
 from common.demo import script_for
 from common.errors import InvalidInput
 from common.learn.milestones.stage_under_test import causal_attention
@@ -93,6 +94,16 @@ def test_the_tokenizer_ends_of_text_and_shards_are_the_files_own(tmp_path):
     shards = [load_model(path, **options, shard=Shard(rank, 2)).model for rank in (0, 1)]
     whole, parts = loaded.model.blocks[1].mlp.down.weight, [shard.blocks[1].mlp.down.weight for shard in shards]
     assert torch.equal(torch.cat(parts, dim=1), whole)
+
+
+def test_the_tokenizer_of_a_packaged_model_is_converted_once(tmp_path, monkeypatch):
+    path = write(tmp_path / "small.gguf", **{"tokenizer.chat_template": "{{ messages }}"})
+    monkeypatch.setattr(loader, "is_packaged", path.__eq__)
+    made = loader.load_tokenizer(path)
+    monkeypatch.setattr(ours, "build_tokenizer", None)
+    kept = loader.load_tokenizer(path)
+    assert kept(TEXT)["input_ids"] == made(TEXT)["input_ids"]
+    assert (kept.chat_template, kept.eos_token_id) == ("{{ messages }}", made.eos_token_id)
 
 
 @pytest.mark.parametrize(

@@ -80,8 +80,7 @@ def mixed_length_jobs(
 ) -> list[Job]:
     """Return random prompts of 16 to `prompt_tokens` and outputs of 16 to `output_tokens`, each length equally often.
 
-    Where the longest is less than 16, all are that long. With the defaults it is, number for number, the workload on
-    which the course compares itself with other engines.
+    Where the longest is less than 16, all are that long.
     """
     rng, last = Random(seed), min(3999, vocab_size - 1)
 

@@ -1,61 +1,92 @@
-"""The comparison with vLLM, without vLLM: what both engines are asked, and what is counted."""
+"""The comparison with other engines, without one: the course's own engine stands in for a peer."""
 
 import sys
 
 import pytest
 
 from common.bench.experiments import peer_program, peers
-from common.bench.harness import Unavailable
+from common.bench.experiments.peers import BENCHMARK, CEILINGS, HTTP, OURS, PEERS, TINY
+from common.bench.hardware import ROOT, hardware
+from common.bench.harness import Unavailable, aggregate, measure_sides
 from common.bench.settings import Settings
 from common.errors import InvalidInput
 
 
-@pytest.mark.parametrize("python", [sys.executable, "/nowhere/bin/python"])
-def test_a_python_without_vllm_is_refused_with_what_to_do(monkeypatch, python):
-    monkeypatch.setenv("PEER_PYTHON", python)
-    with pytest.raises(Unavailable, match="no Python with vLLM: see --help, and set PEER_PYTHON"):
-        peers.measure_vllm(Settings(), peers.TINY, peers.COMPILED)
+@pytest.fixture
+def stand_in(monkeypatch, tmp_path):
+    """Let the row of vLLM start the course's engine, under a Python of its own."""
+    python = tmp_path / "vllm" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("PEERS", str(tmp_path))
+    row = PEERS[OURS]._replace(home="vllm", variables={"PYTHONPATH": str(ROOT)})
+    monkeypatch.setitem(PEERS, "vLLM", row)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the Python that stands in is a shell script")
+def test_a_peer_is_asked_what_the_stage_is_asked_and_a_missing_one_is_named(stand_in, tmp_path):
+    sides = [CEILINGS, f"{OURS} bundled", "vLLM bundled", "llama.cpp bundled", HTTP]
+    answers = {answer["side"]: answer for answer in measure_sides(BENCHMARK, sides, Settings(), "tiny")}
+    assert answers["llama.cpp bundled"]["missing"].startswith("llama lacks")
+    figures = {side: answer["figures"] for side, answer in answers.items() if "figures" in answer}
+    ours, theirs = figures[f"{OURS} bundled"], figures["vLLM bundled"]
+    assert ours["answers"] == theirs["answers"] and [len(each.split()) for each in ours["answers"]] == [8, 8]
+    assert theirs["settings"] == {"PYTHONPATH": str(ROOT)} and theirs["versions"]["torch"]
+    found = BENCHMARK.derive(None, None, TINY, figures)
+    assert found["vLLM bundled alike"] == [8, 8]
+    document = {
+        **{"sides": {side: aggregate([each]) for side, each in figures.items()}, "figures": aggregate([found])},
+        **{"sizes": BENCHMARK.sizes_of("tiny"), "missing": {"llama.cpp bundled": "gone"}, "order": [sides]},
+        **{"hardware": hardware(Settings().place()[0]), "settings": Settings().describe()},
+    }
+    tables = BENCHMARK.report(document)
+    assert [row[0] for row in tables["decode"]] == ["", OURS, "vLLM"] and tables["left out"][1][1] == "gone"
+    assert [row[:2] for row in tables["closed"][1:]] == [[f"{OURS} bundled ", 1], [f"{OURS} bundled ", 2]]
+    BENCHMARK.draw(document, tmp_path / "drawn.png")
+    assert (tmp_path / "drawn.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("peer", "lacks"), [("vLLM", "vllm lacks python"), ("transformers", "lacks smollm2")])
+def test_without_its_environment_or_weights_a_peer_is_left_out(monkeypatch, tmp_path, peer, lacks):
+    monkeypatch.setenv("PEERS", str(tmp_path))
+    with pytest.raises(Unavailable, match=f"{lacks}: see the README"):
+        peers.fields(PEERS[peer], "float32")
 
 
 def test_the_answer_is_the_last_line_that_is_one():
     program = "import json, sys; print('{}'); print(json.dumps({'side': 'a', 'figures': json.load(sys.stdin)}), '\\n')"
-    assert peers.answer([sys.executable, "-c", program], {"side": "a", "x": [1.5]}) == {"side": "a", "x": [1.5]}
+    assert peers.answer([sys.executable, "-c", program], {"side": "a", "x": [1.5]}, {}) == {"side": "a", "x": [1.5]}
     with pytest.raises(InvalidInput, match=r"a gave no figures: no vllm here"):
-        peers.answer([sys.executable, "-c", "raise SystemExit('no vllm here')"], {"side": "a"})
+        peers.answer([sys.executable, "-c", "raise SystemExit('no vllm here')"], {"side": "a"}, {})
 
 
-def test_both_engines_get_the_same_requests_and_none_twice():
-    orders, sizes = [], {"offline": [[1, 2], [8, 8]]}
-    for side in (peers.OURS, peers.EAGER):
-        figures = peers.offline(lambda order: orders.append(order) or {"quiet": [2.0]}, Settings(), side, sizes)
-        assert figures == {"auto_quiet": [2.0]}
-    assert all(orders[0][key] == orders[1][key] for key in ("loads", "warm_up"))
-    jobs = [job for _, each in orders[0]["loads"] for job in each] + orders[0]["warm_up"]
-    assert len({tuple(prompt[:8]) for prompt, _ in jobs}) == len(jobs)  # less than a page in common
+def test_prompts_and_decoding_are_timed_apart(monkeypatch):
+    moments, asked = iter([10.0, 14.0, 24.0, 30.0, 31.0, 32.0]), []
+    monkeypatch.setattr(peer_program.time, "perf_counter", lambda: next(moments))
 
+    def generate(prompts, tokens):
+        asked.append((len(prompts), tokens))
+        return [[7] * tokens for _ in prompts]
 
-def test_a_rate_counts_the_tokens_asked_for(monkeypatch):
-    seconds, groups = iter([10.0, 14.0, 20.0, 30.0]), []
-    monkeypatch.setattr(peer_program.time, "perf_counter", lambda: next(seconds))
-
-    def generate(jobs):
-        groups.append(len(jobs))
-        return [[7] * tokens for _, tokens in jobs]
-
-    assert peer_program.rate(generate, 2, [[[1], 3], [[2], 4], [[3], 5]]) == 3.0 and groups == [2, 1]
+    assert peer_program.rate(generate, [[1, 2], [3, 4]], [[5, 6], [7, 8]], 4) == (1.0, 1.0)
+    assert asked == [(2, 1), (2, 4)]
     with pytest.raises(RuntimeError, match="as many tokens"):
-        peer_program.rate(lambda jobs: [[7]], 1, [[[1], 3]])
+        peer_program.rate(lambda *_: [[7]], [[1]], [[2]], 3)
 
 
-def test_reports_of_the_client_become_figures_by_load():
-    reports = [{"output_throughput": rate, "p99_itl_ms": 7.5, "failed": 0, "completed": 8} for rate in (150.0, 700.0)]
-    figures = {"tokens_per_second": [150.0, 700.0], "p99_itl_ms": [7.5, 7.5]}
-    assert peer_program.figures_of(reports) == figures
-    with pytest.raises(RuntimeError, match="3 requests failed"):
-        peer_program.figures_of([*reports, reports[0] | {"failed": 3}])
+def test_the_ceiling_and_the_tokens_are_compared_inside_a_repeat():
+    sizes = {"requests": [1, 8]}
+    ours = {"decode": [50.0, 80.0], "answers": ["1 2 3", "4 5 6"]}
+    peer = {"decode": [25.0, 160.0], "answers": ["1 2 4", "5 5 6"]}
+    measured = {CEILINGS: {"float32": [0.01, 0.05]}, f"{OURS} float32": ours, "vLLM float32": peer}
+    found = BENCHMARK.derive(None, None, sizes, measured)
+    assert found["vLLM float32 percent"] == [25.0, 100.0] and found[f"{OURS} float32 percent"] == [50.0, 50.0]
+    assert found["vLLM float32 beside"] == pytest.approx([30, 0])
+    assert found["vLLM float32 alike"] == [2, 0] and found[f"{OURS} float32 alike"] == [3, 3]
+    assert BENCHMARK.derive(None, None, sizes, {}) == {}
 
 
-def test_ratios_are_taken_inside_a_repeat():
-    measured = {peers.OURS: {"float32_quiet": [200.0, 600.0]}, peers.EAGER: {"float32_quiet": [100.0, 400.0]}}
-    assert peers.derive(None, None, {}, measured) == {"float32_quiet_over_eager": [2.0, 1.5]}
-    assert peers.derive(None, None, {}, {}) == {}, "without vLLM"
+def test_no_two_prompts_begin_alike():
+    prompts = [each for seed in "ab" for each in peers.prompts_of("bundled", {"prompt": 64}, 32, f"{seed} 32")]
+    assert {len(each) for each in prompts} == {64} and len({tuple(each[:16]) for each in prompts}) == len(prompts)

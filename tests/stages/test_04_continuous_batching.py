@@ -83,7 +83,7 @@ def test_the_closed_loop_keeps_four_requests_under_way(loaded):
     assert all(record.start <= record.chunks[0] <= record.end for record in result.records)
 
 
-def test_the_reference_workload_is_that_of_the_peers():
+def test_the_mixed_workload_is_that_of_the_committed_results():
     jobs = mixed_length_jobs()
     assert [len(job.prompt) for job in jobs[:4]] == [232, 163, 151, 94] and jobs[0].prompt[:3] == [1579, 3106, 3648]
     assert [job.max_tokens for job in jobs[:3]] == [96, 28, 122] and sum(job.max_tokens for job in jobs) == 4543

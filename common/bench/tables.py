@@ -76,9 +76,9 @@ def shapes(module: str) -> None:
 
 
 def texts() -> list[Path]:
-    """Return the texts with tables: all that are read in a page of Markdown, but no learner's own."""
+    """Return the pages with tables or other parts that cog fills, but no learner's own."""
     folders = [ROOT, *ROOT.glob("0*_*"), *ROOT.glob("common/**/"), *ROOT.glob("workshop/**/"), *ROOT.glob("beyond/**/")]
-    paths = sorted({path for folder in folders for path in folder.glob("*.md")})
+    paths = sorted({path for folder in folders for kind in ("*.md", "*.html") for path in folder.glob(kind)})
     return [path for path in paths if "[[[cog" in path.read_text(encoding="utf-8")]
 
 

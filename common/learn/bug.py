@@ -11,6 +11,7 @@ import sys
 import textwrap
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from zlib import crc32
 
 from common.setup.environment import prepare_environment, python_of
 from common.stages import stage_folder, stage_folders
@@ -26,11 +27,20 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     """List the faults, hand one out, help with it, or test a folder; return the exit status."""
     parser = argparse.ArgumentParser(prog="course.py bug", description="Find and mend a planted fault.")
     parser.add_argument("number", nargs="?", type=int, help="which one; without it, list all")
+    parser.add_argument(
+        "--student", metavar="NAME", help="choose one by a name: the same name always gets the same one"
+    )
+    parser.add_argument("--stage", metavar="NN", help="with --student: one of this stage")
     parser.add_argument("--hint", nargs="?", type=int, const=1, choices=(1, 2), help="the first hint, or the second")
     parser.add_argument("--mended", action="store_true", help="run the test for it, and the contract, on your folder")
     parser.add_argument("--reveal", action="store_true", help="tell where it is and where it happened")
     parser.add_argument("--force", action="store_true", help="begin again; the old folder stays, with a number")
     options = parser.parse_args(arguments)
+    if options.student:
+        of_stage = [one.number for one in FAULTS if options.stage in (None, one.stage)]
+        if not of_stage:
+            sys.exit(f"There is no bug of stage {options.stage}: stages are numbered 01 to 08.")
+        options.number = of_stage[crc32(options.student.encode()) % len(of_stage)]
     if options.number is None:
         print("\n".join(listing()))
         return 0

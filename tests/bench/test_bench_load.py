@@ -1,5 +1,9 @@
 """What benchmarks send, to a real server as well, and predict: the arithmetic agrees with the model."""
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import pytest
 import torch
 
@@ -56,3 +60,35 @@ def test_every_request_to_a_real_server_is_counted_and_failures_for_nothing(load
     ]
     assert result.throughput == 20 / result.seconds and bool(result.values("itl")) == stream
     assert all(0 < one.ttft <= one.e2el and (one.ttft < one.e2el) == stream for one in result.successful)
+
+
+class ForgetfulServer(BaseHTTPRequestHandler):
+    """It closes each connection on which a second request comes, without a word: some servers do so now and then."""
+
+    protocol_version = "HTTP/1.1"
+    answered = False
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        if self.answered:
+            self.close_connection = True
+            return
+        self.answered = True
+        usage = {"prompt_tokens": 2, "completion_tokens": 1}
+        answer = json.dumps({"choices": [{"text": "a", "finish_reason": "stop"}], "usage": usage}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_a_request_is_sent_again_where_the_server_has_closed_a_kept_connection():
+    with ThreadingHTTPServer(("127.0.0.1", 0), ForgetfulServer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        result = generate_load(url, [Job([5, 6], 4)] * 5, Target("any", stream=False), concurrency=1)
+        server.shutdown()
+    assert [one.error for one in result.records] == [None] * 5

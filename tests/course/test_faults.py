@@ -50,6 +50,17 @@ def test_the_list_names_symptoms_and_no_places(capsys, root):
             bug.main(arguments, root)
 
 
+def test_a_name_gets_one_fault_of_the_stage_and_others_get_others(capsys, root):
+    given = set()
+    for name in ("ada", "ben", "cem", "dana"):
+        said = {bug.main(["--student", name, "--stage", "05", "--hint"], root) or capsys.readouterr().out for _ in "ab"}
+        given |= said
+        assert len(said) == 1
+    assert len(given) > 1 and given <= {f"{one.hints[0]}\n" for one in FAULTS if one.stage == "05"}
+    with pytest.raises(SystemExit, match="no bug of stage 5"):
+        bug.main(["--student", "ada", "--stage", "5"], root)
+
+
 @pytest.mark.parametrize(("number", "no_venv"), [(4, ""), (22, "1")], ids=["common", "stage, without .venv"])
 def test_a_folder_has_the_fault_and_does_not_say_where(capsys, root, monkeypatch, number, no_venv):
     monkeypatch.setenv("COURSE_NO_VENV", no_venv)

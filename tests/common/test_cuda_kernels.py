@@ -1,6 +1,5 @@
 """decode.cu of beyond/cuda_kernels: a CPU runs the same source, nvcc compiles it, and a GPU runs it."""
 
-import inspect
 import re
 import shutil
 import sys
@@ -10,7 +9,7 @@ import torch
 
 from beyond.cuda_kernels import __main__ as command
 from beyond.cuda_kernels.__main__ import attend_by, case
-from beyond.cuda_kernels.decode import KERNEL, attend_on_cpu, attend_on_gpu, decode, find_nvcc, on_gpu, report_of
+from beyond.cuda_kernels.decode import KERNEL, attend_on_cpu, attend_on_gpu, decode, find_nvcc, report_of
 from tests.helpers.triton_marks import needs_triton
 
 needs_compiler = pytest.mark.skipif(
@@ -66,23 +65,6 @@ def test_an_exercise_begins_with_its_fault_and_ends_with_the_kernel_of_the_cours
     for path in command.FAULTS:
         shutil.copy(path, command.MINE)
     assert command.check() == 0
-
-
-@needs_compiler
-@needs_triton
-def test_what_a_gpu_is_asked_for(monkeypatch):
-    """A CPU in its place. PyTorch would take these arguments, and Triton's kernel computes the same."""
-    arguments, real, asked = case([70, 9], "cpu", 1, 2, 64), inspect.signature(torch.cuda._compile_kernel), []
-
-    def launch(grid, block, given):
-        asked.extend((grid, block))
-        given[5].copy_(attend_on_cpu(*arguments)[0])
-
-    monkeypatch.setattr(torch.cuda, "_compile_kernel", lambda *args, **options: real.bind(*args, **options) and launch)
-    found = attend_on_gpu(*arguments)
-    on_gpu.cache_clear()
-    assert asked == [(1, 2, 1), (32, 2, 1)]
-    torch.testing.assert_close(found, attend_by("triton", *arguments).float(), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc: `pip install nvidia-cuda-nvcc` brings it")

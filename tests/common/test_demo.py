@@ -24,29 +24,22 @@ def test_one_pass_finds_what_generate_gives(reference, prompts, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("ours", "says"),
+    ("ours", "dtype", "gap", "says"),
     [
-        ([5, 6, 7], "✓ all 3 greedy tokens"),
-        ([5, 8, 7], "✗ output token 2 of one is 8, but transformers' generate gives 6"),
-        ([5, 6, 7, 9], "✗ output token 4 of one is 9, but transformers' generate gives the end"),  # past an EOS
+        ([5, 6, 7], torch.float32, 0, "✓ all 3 greedy tokens"),
+        ([5, 8, 7], torch.float32, 0, "✗ output token 2 of one is 8, but transformers' generate gives 6"),
+        ([5, 6, 7, 9], torch.float32, 0, "✗ output token 4 of one is 9, but transformers' generate gives the end"),
+        ([5, 8, 7], torch.bfloat16, 0.1, "✓ all 1 greedy tokens"),
+        ([5, 8, 7], torch.bfloat16, 2.0, "✗ output token 2 of one is 8"),
     ],
 )
-def test_the_first_token_that_differs_is_named(ours, says, monkeypatch, capsys):
-    reference = SimpleNamespace(generate_like=lambda prompt, answer: [5, 6, 7][: len(answer)])
-    monkeypatch.setattr(demo, "Reference", lambda *_: reference)
-    request = SimpleNamespace(request_id="one", prompt_token_ids=[1], token_ids=ours)
-    demo.check_against_reference(SimpleNamespace(name="any", device="cpu", kv_dtype=torch.float32), [request])
-    assert says in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(("gap", "says"), [(0.1, "✓ all 1 greedy tokens"), (2.0, "✗ output token 2 of one is 8")])
-def test_a_near_tie_that_bfloat16_decides_otherwise_is_no_fault(gap, says, monkeypatch, capsys):
+def test_the_first_token_that_differs_is_named_but_for_near_ties(ours, dtype, gap, says, monkeypatch, capsys):
     logits = torch.zeros(9)
-    logits[6], logits[8] = 3.0 + gap, 3.0
+    logits[6] = gap
     reference = SimpleNamespace(generate_like=lambda *_: [5, 6, 7], next_logits=lambda token_ids: logits)
     monkeypatch.setattr(demo, "Reference", lambda *_: reference)
-    request = SimpleNamespace(request_id="one", prompt_token_ids=[1], token_ids=[5, 8, 7])
-    demo.check_against_reference(SimpleNamespace(name="any", device="cpu", kv_dtype=torch.bfloat16), [request])
+    request = SimpleNamespace(request_id="one", prompt_token_ids=[1], token_ids=ours)
+    demo.check_against_reference(SimpleNamespace(name="any", device="cpu", kv_dtype=dtype), [request])
     assert says in capsys.readouterr().out
 
 

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -202,42 +203,34 @@ def test_numba_leaves_torch_its_threads_and_results_do_not_depend_on_their_numbe
     assert done.stdout == "[1, 1, 1]\nthe same\n"
 
 
-@pytest.fixture
-def pass_by(monkeypatch, tmp_path):
-    """A function that lets time pass on a machine of two cores: this process's processor time, and that of others."""
-    now, own_time, busy = [100.0], [50.0], [70.0, 30.0]
+def test_torch_leaves_cores_to_other_programs_and_takes_them_back(monkeypatch, tmp_path):
+    """On a machine of two cores: seconds pass, in which this process and others take processor time."""
+    here = SimpleNamespace(now=100.0, own=50.0, others=30.0, threads=2)
+    clock = SimpleNamespace(monotonic=lambda: here.now, process_time=lambda: here.own)
+    torch_threads = {
+        "get_num_threads": lambda: here.threads,
+        "set_num_threads": lambda count: setattr(here, "threads", count),
+    }
     monkeypatch.setattr(process, "STAT", tmp_path / "stat")
-    monkeypatch.setattr(process.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(process.time, "process_time", lambda: own_time[0])
+    monkeypatch.setattr(process, "time", clock)
     monkeypatch.setattr(process.os, "sched_getaffinity", lambda _: {0, 2})
+    monkeypatch.setattr(numba_basics, "torch", SimpleNamespace(**torch_threads))
+    threads, tick = numba_basics.TorchThreads(), os.sysconf("SC_CLK_TCK")
 
-    def pass_by(seconds: float, own: float, others: float) -> None:
-        tick = os.sysconf("SC_CLK_TCK")
-        for clock, passed in ((now, seconds), (own_time, own)):
-            clock[0] += passed
-        busy[:] = busy[0] + own, busy[1] + others
-        cores = [f"cpu{i} {int(each * tick)} 0 0 999 0 0 0 0" for i, each in zip((0, 2), busy, strict=True)]
-        process.STAT.write_text("\n".join(["cpu 1 2 3 4 5 6 7 8", *cores, "cpu1 777777 0 0 0 0 0 0", "intr 1"]))
+    def after(seconds: float, own: float, others: float) -> int:
+        here.now += seconds
+        here.own += own
+        here.others += others
+        used = f"cpu0 {int(here.own * tick)} 0 0 999 0 0 0 0\ncpu2 {int(here.others * tick)} 0 0 999 0 0 0 0"
+        process.STAT.write_text(f"cpu 1 2 3 4 5 6 7 8\n{used}\ncpu1 777777 0 0 0 0 0 0\nintr 1")
+        threads.adapt()
+        return here.threads
 
-    pass_by(0, 0, 0)
-    return pass_by
-
-
-def test_torch_leaves_cores_to_other_programs_and_takes_them_back(pass_by, monkeypatch, tmp_path):
-    count = [2]
-    monkeypatch.setattr(numba_basics.torch, "get_num_threads", lambda: count[0])
-    monkeypatch.setattr(numba_basics.torch, "set_num_threads", lambda number: count.__setitem__(0, number))
-    threads = numba_basics.TorchThreads()
-    threads.adapt()
+    after(0, 0, 0)
     for own, others, free in ((2.0, 0.0, 2), (1.3, 0.7, 1), (0.3, 0.4, 2), (1.0, 1.0, 1), (0.2, 1.8, 1), (0.0, 0.0, 2)):
-        before = list(count)
-        for expected in (before, [free]):  # 0.06 s are too short to tell
-            pass_by(0.06, 0.06 * own, 0.06 * others)
-            threads.adapt()
-            assert count == expected, (own, others)
-    count[0] = 1  # as a rank does, for as long as it likes
-    pass_by(1.0, 1.0, 0.0)
-    threads.adapt()
-    assert count == [1]
+        for expected in (here.threads, free):  # 0.06 s are too short to tell
+            assert after(0.06, 0.06 * own, 0.06 * others) == expected, (own, others)
+    here.threads = 1  # as a rank does, for as long as it likes
+    assert after(1.0, 1.0, 0.0) == 1
     monkeypatch.setattr(process, "STAT", tmp_path / "none")
     assert process.FreeCores().look() == os.cpu_count(), "where nothing can be read, all are free"

@@ -1,6 +1,5 @@
 """Where `--token-budget` does not say, a step on a CPU has as many tokens as an objective in time allows."""
 
-import inspect
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -14,7 +13,7 @@ from common.acceleration.accelerate import make_engine
 from common.loader import load_model
 from common.loader.shard import Shard
 from common.stages import load_engine
-from common.token_budget import LEAST, MOST, PROMPTS, STEP_SECONDS, ChunkPrice, choose_token_budget
+from common.token_budget import LEAST, PROMPTS, STEP_SECONDS, ChunkPrice, choose_token_budget
 
 
 @pytest.fixture
@@ -32,36 +31,27 @@ def passes(loaded, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fits", "expected"),
-    [(10_000, 2048), (2048, 2048), (2040, 1024), (256, 256), (255, 128), (128, 128), (127, 64), (64, 64), (3, 64)],
-)
-def test_the_budget_is_the_largest_that_fits_into_the_objective(passes, fits, expected):
+    ("fits", "max_running", "expected"),
+    [
+        (10_000, 64, 2048), (2048, 64, 2048), (2040, 64, 1024), (256, 64, 256), (255, 64, 128), (128, 64, 128),
+        (64, 64, 64), (3, 64, 64), (3, 65, 128), (3, 129, 256), (3, 1025, 2048), (3, 5000, 5000),
+    ],
+)  # fmt: skip
+def test_the_budget_is_the_largest_that_fits_and_running_requests_have_their_tokens(
+    passes, fits, max_running, expected
+):
     passes.per_token = STEP_SECONDS / fits * 0.999
-    budget, _, note = choose_token_budget(passes.loaded, 100, 64)
-    assert budget == expected and note.startswith(f"token_budget={expected} (a pass of ")
+    budget, _, note = choose_token_budget(passes.loaded, 100, max_running)
+    assert budget == expected and note.startswith(f"token_budget={expected}")
     assert max(passes.sizes) <= 2 * expected, "a pass of a large model takes seconds"
-    assert fits >= LEAST or passes.sizes == [1, 2 * LEAST], "a hopeless pass is measured once"
+    sharded = replace(passes.loaded, shard=Shard(1, 2))
+    assert choose_token_budget(sharded, 100, max_running) == (max(100, max_running), ChunkPrice(), "")
 
 
 @pytest.mark.parametrize("late", [[STEP_SECONDS] * 3, [10.0]], ids=["disturbed passes", "kernels are compiled"])
 def test_passes_that_are_late_do_not_decide(passes, late):
     passes.per_token, passes.late = STEP_SECONDS / 300, late  # one where nothing is measured, and two
     assert choose_token_budget(passes.loaded, 100, 64)[0] == 256
-
-
-@pytest.mark.parametrize(
-    ("max_running", "expected"), [(1, LEAST), (65, 128), (129, 256), (1024, 1024), (1025, MOST), (5000, 5000)]
-)
-def test_each_running_request_has_its_token(passes, max_running, expected):
-    passes.per_token = STEP_SECONDS
-    assert choose_token_budget(passes.loaded, 100, max_running)[0] == expected
-
-
-def test_ranks_do_not_measure(passes):
-    passes.per_token = STEP_SECONDS
-    assert choose_token_budget(replace(passes.loaded, shard=Shard(1, 2)), 100, 64) == (100, ChunkPrice(), "")
-    assert choose_token_budget(replace(passes.loaded, shard=Shard(1, 2)), 100, 300) == (300, ChunkPrice(), "")
-    assert not passes.sizes
 
 
 @pytest.mark.parametrize(("attention", "reading"), [("torch", 1e-3), (None, 1e-3), ("torch", 0.0)])
@@ -103,25 +93,22 @@ def test_prompts_have_their_share_beside_long_texts(price, starts, budget):
     assert left == pytest.approx(max(budget - paid, min(budget * PROMPTS, budget - len(starts))))
 
 
-@pytest.mark.parametrize("stage", ["04", "05"])
+@pytest.mark.parametrize("stage", ["04", "05", "08"])
 def test_the_engine_has_that_budget_and_says_so(loaded, monkeypatch, stage):
     monkeypatch.setattr(token_budget, "STEP_SECONDS", 0.0)
-    engine = make_engine(load_engine(stage), loaded)
-    assert engine.scheduler.token_budget == LEAST and f"token_budget={LEAST} (" in engine.startup_notes
-    assert engine.scheduler.price.pair > 0
-    assert make_engine(load_engine(stage), loaded, token_budget=100).scheduler.token_budget == 100
-    default = inspect.signature(load_engine(stage)).parameters["token_budget"].default
-    plain = load_engine(stage)(loaded).scheduler
-    assert plain.token_budget == default and plain.price == ChunkPrice(), "without make_engine, nothing is measured"
-
-
-def test_a_router_says_so_too(loaded, monkeypatch):
-    monkeypatch.setattr(token_budget, "STEP_SECONDS", 0.0)
-    engine = make_engine(load_engine("08"), loaded, num_draft_tokens=2)
+    engine = make_engine(load_engine(stage), loaded, **{"num_draft_tokens": 2} if stage == "08" else {})
     assert engine.startup_notes.count(f"token_budget={LEAST} (") == 1
-    prices = {worker.engine.scheduler.price for worker in engine.fleet.workers}
-    assert len(prices) == 1 and prices.pop().pair > 0, "all workers have the router's"
-    engine.close()
+    schedulers = [worker.engine.scheduler for worker in engine.fleet.workers] if stage == "08" else [engine.scheduler]
+    assert {scheduler.token_budget for scheduler in schedulers} == {LEAST}
+    [price] = {scheduler.price for scheduler in schedulers}
+    assert price.pair > 0, "all workers have the router's"
+    if stage == "08":
+        engine.close()
+
+
+def test_what_is_given_is_not_measured(loaded):
+    assert make_engine(load_engine("05"), loaded, token_budget=100).scheduler.token_budget == 100
+    assert load_engine("05")(loaded).scheduler.price == ChunkPrice(), "without make_engine, nothing is measured"
 
 
 @pytest.mark.parametrize(

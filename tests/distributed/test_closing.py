@@ -10,7 +10,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from common import process
 from common.stages import load_stage_module
 
 pytest.importorskip("ray", reason="needs the package ray")
@@ -74,21 +73,6 @@ def test_closing_ends_a_worker_that_still_loads(make_fleet):
     assert loading.wait(SECONDS)
     fleet.close()
     assert killed.is_set() and not fleet.keepers[0].is_alive()
-
-
-def test_keepers_that_do_not_end_are_waited_for_together(make_fleet, monkeypatch):
-    """Eight workers whose Ray is gone: 5 seconds in all, where each keeper had 5."""
-    now = [0.0]
-
-    def join(seconds):
-        now[0] += seconds
-
-    monkeypatch.setattr(ray_fleet.RayFleet, "_keep", lambda fleet, number: None)
-    monkeypatch.setattr(process, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    fleet = make_fleet()
-    fleet.keepers = [SimpleNamespace(join=join)] * 8
-    fleet.close()
-    assert now == [ray_fleet.CLOSE_SECONDS]
 
 
 def test_a_worker_that_is_stopped_while_it_loads_gets_a_new_process(make_fleet, monkeypatch):

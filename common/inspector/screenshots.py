@@ -4,6 +4,8 @@ opened in Chromium, and photographed. The scenes are in lessons.toml.
     python3 -m common.inspector.screenshots [--stages 05 06]    writes results/watch.html and watch.png of each stage
     python3 -m common.inspector.screenshots --renew             the same recordings in the page as it is now
 
+The stage on the course's front page has six moving seconds, too, watch_light.webp and watch_dark.webp.
+
 README.md says how to get Chromium and Playwright.
 """
 
@@ -33,6 +35,7 @@ SCREEN = {"width": 1280, "height": 800}  # pixels
 COLOURS = 256  # of a picture: a third of the bytes, and no difference to the eye
 FRONT, TOP = "06", (0, 0, 1280, 478)  # the stage on the course's front page, and what is shown there: Time and Memory
 SETTLE_MILLISECONDS = 1500  # for all lines of the figures to be drawn
+FILM_SECONDS, FRAMES_PER_SECOND, FRAME_MILLISECONDS = 6, 10, 150  # of the front page; until a frame is drawn
 WHY_NOT = "needs a browser: apt install chromium, pip install playwright (common/inspector/README.md)"
 # No host is looked up. The menus of the address bar, which no page shows, would be half of all that Chromium computes.
 # Playwright's own list of features to disable gives way to ours: those would ask hosts on the Internet.
@@ -95,6 +98,35 @@ def photograph(chromium, recording: Path, picture: Path, step: int | None) -> No
     page.close()
 
 
+def film(chromium, recording: Path, picture: Path, scheme: str) -> None:
+    """Play a recording for FILM_SECONDS and write what is shown there, without sound or end, as an animated WebP.
+
+    scheme: light or dark.
+    """
+    page = chromium.new_page(viewport=SCREEN, color_scheme=scheme)
+    page.goto(recording.resolve().as_uri())
+    page.wait_for_selector(".player")
+    images, count = [], round(FILM_SECONDS * FRAMES_PER_SECOND)
+    for frame in range(count):
+        page.evaluate(
+            "(share) => { const { clock } = inspector; clock.running = false;"
+            " clock.show(clock.oldest + share * (clock.newest - clock.oldest)); }",
+            frame / (count - 1),
+        )
+        page.wait_for_timeout(SETTLE_MILLISECONDS if frame == 0 else FRAME_MILLISECONDS)
+        images.append(Image.open(BytesIO(page.screenshot())).convert("RGB").crop(TOP))
+    images[0].save(
+        picture,
+        save_all=True,
+        append_images=images[1:],
+        duration=1000 // FRAMES_PER_SECOND,
+        loop=0,
+        quality=60,
+        method=6,
+    )
+    page.close()
+
+
 def crop_for_front_page(picture: Path) -> None:
     """Write the upper half of a stage's picture beside it."""
     Image.open(picture).crop(TOP).save(picture.with_name("watch_top.png"), optimize=True)
@@ -114,6 +146,8 @@ def main() -> None:
             photograph(browser, recording, picture, SCENES[stage].get("picture"))
             if stage == FRONT:
                 crop_for_front_page(picture)
+                for scheme in ("light", "dark"):
+                    film(browser, recording, picture.with_name(f"watch_{scheme}.webp"), scheme)
             print(picture, flush=True)
 
 

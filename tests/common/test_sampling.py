@@ -154,6 +154,7 @@ BY_HAND = [
     (EQUAL, {"top_p": 0.501}, [1 / 3, 1 / 3, 1 / 3, 0]),
     (EQUAL, {"top_p": 5e-324}, [1, 0, 0, 0]),
     (EQUAL, {"top_k": 2, "top_p": 0.5}, [1, 0, 0, 0]),  # half of the mass that top-k left
+    (EQUAL, {"min_p": 1.0}, [0.25] * 4),
     ([0.0, 5.0, 5.0, 5.0], {"min_p": 0.5, "top_p": 1 / 3}, [0, 1, 0, 0]),  # a third of what min-p left
     ([0.0, 3e38, -3e38], {"temperature": 5e-324}, [0, 1, 0]),
     ([0.0, 1.0, -1.0], {"temperature": 1e300}, [1 / 3] * 3),

@@ -67,10 +67,12 @@ def read_gguf(path: Path) -> torch.nn.Module:
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from .loader.gguf import read_fields
+    from .loader.gguf import Reader, read_fields
 
     with NoInitialization():
-        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**read_fields(path)), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            AutoConfig.for_model(**read_fields(path, Reader(path))), dtype=torch.float32
+        )
     parameters = dict(model.named_parameters())
     with torch.no_grad():
         for _, name, tensor in stored_tensors(path, read_config(path)):

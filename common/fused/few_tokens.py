@@ -23,7 +23,7 @@ from .quantized import QuantizedLinear
 from .rotation import heads_of
 
 ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)  # that may be measured
-MEASURED, TIMES = 2**26, 3  # weights
+MEASURED, TIMES = 2**26, 2  # weights
 _most: dict[tuple, int] = {}  # what was measured in this process
 
 

@@ -96,8 +96,9 @@ def read_config(folder: Path) -> ModelConfig:
     if folder.is_file():
         from . import gguf
 
-        config = model_config(SimpleNamespace(**gguf.read_fields(folder)), str(folder))
-        gguf.check_sizes(folder, config)
+        reader = gguf.Reader(folder)
+        config = model_config(SimpleNamespace(**gguf.read_fields(folder, reader)), str(folder))
+        gguf.check_sizes(folder, reader, config)
         return config
     path = folder / "config.json"
     # Read from the raw file: for an unknown model type, transformers raises a page of advice.

@@ -130,9 +130,8 @@ class Quantized:
             yield rows, values[..., self.first_column :][..., : self.shape[-1]]
 
 
-def read_fields(path: Path) -> dict[str, Any]:
+def read_fields(path: Path, reader: Reader) -> dict[str, Any]:
     """Return the fields of a config.json that says the same. Raise InvalidInput for one that is not read here."""
-    reader = Reader(path)
     family, tensors = reader.values.get("general.architecture"), {tensor.name: tensor for tensor in reader.tensors}
     require(family in ARCHITECTURES, path, "general.architecture", family, ", ".join(ARCHITECTURES))
     start = f"{family}."
@@ -182,9 +181,8 @@ def llama3_scaling(rope: dict, divisors: np.ndarray, path: Path) -> dict:
     return scaled
 
 
-def check_sizes(path: Path, config: ModelConfig) -> None:
+def check_sizes(path: Path, reader: Reader, config: ModelConfig) -> None:
     """Raise InvalidInput if the file's tensors are not of these sizes: before memory is taken, which may be absurd."""
-    reader = Reader(path)
     family, D = reader.values["general.architecture"], config.head_dim
     lengths = {f"{family}.{field}": reader.values.get(f"{family}.{field}") for field in HEAD_SIZES}
     lengths[SCALING_TENSOR] = 2 * (reader.shape(SCALING_TENSOR) or (0,))[0]

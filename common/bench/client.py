@@ -208,13 +208,14 @@ async def ask(http, target: Target, job: Job) -> RequestRecord:
         except httpx.RemoteProtocolError as error:
             if "without sending a response" not in str(error):
                 raise
-            await exchange(http, target, job, record)  # it had closed a connection that was kept (RFC 9112, 9.3.1)
+            await exchange(http, target, job, record)  # the server had closed an idle connection (RFC 9112, 9.3.1)
     except (httpx.HTTPError, InvalidInput) as error:
         record.error, record.end = str(error) or type(error).__name__, time.perf_counter()
     return record
 
 
 async def exchange(http, target: Target, job: Job, record: RequestRecord) -> None:
+    """Send one request and fill its record. Raise InvalidInput or httpx.HTTPError that says why there is no answer."""
     async with http.stream("POST", PATHS[target.endpoint], json=target.body(job)) as response:
         await check_status(response)
         await take_answer(events(response, target.stream), record)

@@ -152,7 +152,7 @@ def prepare_unpacking(model: nn.Module, dtype: torch.dtype, unpack: Callable[...
 
 
 def recognisable_layer(inputs: int, outputs: int, dtype: torch.dtype) -> nn.Linear:
-    """Return a layer in whose packed weight its rows and columns are found again."""
+    """Return a layer in whose packed weight its rows and columns are found again. Random numbers would take longer."""
     linear = nn.Linear(inputs, outputs, bias=False, device="meta")
     numbers = torch.arange(251, dtype=dtype)  # a prime, so that rows of any usual size differ; exact in bfloat16
     weight = numbers.repeat(inputs * outputs // 251 + 1)[: inputs * outputs].view(outputs, inputs)

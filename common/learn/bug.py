@@ -36,6 +36,8 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
     parser.add_argument("--reveal", action="store_true", help="tell where it is and where it happened")
     parser.add_argument("--force", action="store_true", help="begin again; the old folder stays, with a number")
     options = parser.parse_args(arguments)
+    if (options.student and options.number) or (options.stage and not options.student):
+        parser.error("give a number, or --student NAME, with --stage NN or without")
     if options.student:
         of_stage = [one.number for one in FAULTS if options.stage in (None, one.stage)]
         if not of_stage:

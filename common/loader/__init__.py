@@ -212,13 +212,14 @@ def read_gguf_tokenizer(path: Path) -> Any:
     if not is_packaged(path):
         return build_tokenizer(path)
     kept = path.parent / f"tokenizer-{__version__}"
-    if not kept.exists():
-        tokenizer = build_tokenizer(path)
-        with suppress(OSError), TemporaryDirectory(dir=path.parent) as folder:
-            tokenizer.save_pretrained(folder)
-            os.rename(folder, kept)
-        return tokenizer
-    return read_tokenizer(kept)
+    with suppress(Exception):  # what is kept may be damaged, and transformers raises different types
+        if tokenizer := read_tokenizer(kept):
+            return tokenizer
+    tokenizer = build_tokenizer(path)
+    with suppress(OSError), TemporaryDirectory(dir=path.parent) as folder:
+        tokenizer.save_pretrained(folder)
+        os.rename(folder, kept)
+    return tokenizer
 
 
 def read_tokenizer(folder: Path) -> Any:

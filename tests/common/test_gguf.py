@@ -100,10 +100,15 @@ def test_the_tokenizer_of_a_packaged_model_is_converted_once(tmp_path, monkeypat
     path = write(tmp_path / "small.gguf", **{"tokenizer.chat_template": "{{ messages }}"})
     monkeypatch.setattr(loader, "is_packaged", path.__eq__)
     made = loader.load_tokenizer(path)
-    monkeypatch.setattr(ours, "build_tokenizer", None)
-    kept = loader.load_tokenizer(path)
+    with monkeypatch.context() as gone:
+        gone.setattr(ours, "build_tokenizer", None)
+        kept = loader.load_tokenizer(path)
     assert kept(TEXT)["input_ids"] == made(TEXT)["input_ids"]
     assert (kept.chat_template, kept.eos_token_id) == ("{{ messages }}", made.eos_token_id)
+    [file] = tmp_path.glob("tokenizer-*/tokenizer.json")
+    for damage in (lambda: file.write_text("{"), file.unlink):
+        damage()
+        assert loader.load_tokenizer(path)(TEXT)["input_ids"] == made(TEXT)["input_ids"]
 
 
 @pytest.mark.parametrize(

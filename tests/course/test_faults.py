@@ -59,6 +59,9 @@ def test_a_name_gets_one_fault_of_the_stage_and_others_get_others(capsys, root):
     assert len(given) > 1 and given <= {f"{one.hints[0]}\n" for one in FAULTS if one.stage == "05"}
     with pytest.raises(SystemExit, match="no bug of stage 5"):
         bug.main(["--student", "ada", "--stage", "5"], root)
+    for wrong in (["--stage", "05"], ["17", "--student", "ada"]):
+        with pytest.raises(SystemExit):
+            bug.main(wrong, root)
 
 
 @pytest.mark.parametrize(("number", "no_venv"), [(4, ""), (22, "1")], ids=["common", "stage, without .venv"])

@@ -204,7 +204,7 @@ def test_a_server_with_a_key_asks_for_it_and_refuses_in_sentences(loaded, page_o
             page.fill("input[type=password]", key)
             page.click("button.primary")
         page.has(f"globalThis.inspector?.views[0] && {STORE}?.moments.length")
-        refused = {"Tell me a story.": "the cache has 8", "word " * 20_000: "100000 characters, too many"}
+        refused = {"Tell me a story.": "the cache has 8", "word " * 20_000: "100000 characters: shorten it"}
         for prompt, said in (refused | {" ": "the prompt is empty: write one"}).items():
             page.send(prompt, 2000)
             page.has(f"document.querySelector('.note').textContent.includes('{said}')")

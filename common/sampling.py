@@ -76,13 +76,20 @@ class Drawn:
         if not all(row.params.greedy for row in rows):
             self.token_ids = draw_rows(logits, rows)
         else:
-            self.token_ids = apply_penalties(logits, rows).argmax(-1)
+            self.token_ids = likeliest(apply_penalties(logits, rows))
         self.ids = ToHost(self.token_ids)
         self.logprobs = Logprobs(logits, self.token_ids, [row.params.logprobs for row in rows])
 
     def tokens(self) -> list[SampledToken]:
         """Wait for the tokens, and return them."""
         return [SampledToken(*pair) for pair in zip(self.ids.tolist(), self.logprobs.tolist(), strict=True)]
+
+
+def likeliest(logits: Tensor) -> Tensor:
+    """Return the first of the highest logits in each row. numpy finds them in a fraction of the time torch takes."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32:
+        return torch.from_numpy(logits.numpy().argmax(-1))
+    return logits.argmax(-1)
 
 
 def draw_rows(logits: Tensor, rows: Sequence[Row]) -> Tensor:
@@ -95,7 +102,7 @@ def draw_rows(logits: Tensor, rows: Sequence[Row]) -> Tensor:
         others = [i for i, row in enumerate(rows) if row.params.penalised]
     else:
         draw_tokens = None
-        token_ids = logits.argmax(-1)
+        token_ids = likeliest(logits)
         others = [i for i, row in enumerate(rows) if row.params.penalised or not row.params.greedy]
     if others:
         index = to_device(others, torch.int64, logits.device)

@@ -21,7 +21,7 @@ def course(order: dict) -> Generate:
     from common.sampling import SamplingParams
 
     options = {"device": "cpu", "dtype": order["dtype"], "quantization": order["quantization"]}
-    engine = engine_of(order["stage"], load_model(order["model"], **options), draft="lookup")
+    engine = engine_of(order["stage"], load_model(order["model"], **options), draft="lookup", token_budget=2048)
 
     def generate(prompts: list[list[int]], tokens: int) -> list[list[int]]:
         params = SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
@@ -84,7 +84,8 @@ def transformers(order: dict) -> Generate:
 def measure(order: dict) -> dict:
     """Return prompt and decode tokens per second at each load, the greedy answers, versions and settings."""
     generate = globals()[order["engine"]](order)
-    generate(order["warm_up"], 8)
+    for prompts in order["warm_up"]:
+        generate(prompts, 8)
     rates = [rate(generate, first, whole, order["tokens"]) for first, whole in order["loads"]]
     answers = generate(order["compared"], order["tokens"]) if order["compared"] else []
     return {

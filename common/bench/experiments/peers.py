@@ -195,7 +195,7 @@ def measure(settings: Settings, sizes: dict, name: str, case: str) -> Figures:
         **{"dtype": found["dtype"], "quantization": found["quantization"]},
         **{"packages": peer.packages, "settings": [*peer.variables, *peer.alone], "tokens": sizes["output"]},
         "compared": prompts_of(case, sizes, compared, "compared"),
-        "warm_up": prompts_of(case, sizes, requests[-1], "warm-up"),
+        "warm_up": [prompts_of(case, sizes, count, f"warm-up {count}") for count in requests],
         "loads": [[prompts_of(case, sizes, count, f"{kind} {count}") for kind in "ab"] for count in requests],
     }
     if peer.engine == "llama":
@@ -210,7 +210,7 @@ def measure_llama(found: Mapping[str, str], order: dict) -> Figures:
     import httpx
 
     counts, tokens = [len(first) for first, _ in order["loads"]], order["tokens"]
-    prompt = len(order["warm_up"][0])
+    prompt = len(order["warm_up"][0][0])
     command = "{bin}/llama-batched-bench -m {gguf} -t {cores} -tb {cores} --output-format jsonl "
     command += f"-npp {prompt} -ntg {tokens} -npl {','.join(map(str, counts))} -c {counts[-1] * (prompt + tokens)}"
     done = subprocess.run(words(command, found), capture_output=True, text=True, errors="replace")

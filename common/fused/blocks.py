@@ -5,6 +5,7 @@ across a register, and a row's sums have the same order whatever other rows ther
 since numba does not keep an array in registers.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import llvmlite.binding
@@ -106,32 +107,33 @@ def add(builder, total, factor, other) -> None:
 
 def unpack_unit(form: str, number: str):
     """Return what writes a unit of a weight of 8 or 4 bits as one of float32 or bfloat16."""
-    step, header, each = STEP[form], HEADER[form], STEP[number]
 
     @intrinsic
     def kernel(typing_context, group, steps, out, line):
         """Write `steps` steps of the unit's group at this address, to lines of the other."""
-
-        def generate(_, builder, __, arguments):
-            group, steps, out, line = arguments
-            for part in PARTS:
-                scale = halves(builder, offset(builder, group, part // 2))
-                with cgutils.for_range(builder, steps) as loop:
-                    at = offset(builder, builder.add(group, builder.mul(loop.index, BYTE(4 * UNIT))), header)
-                    values = floats(builder, offset(builder, at, part), form)
-                    values = [builder.fmul(value, scale) for value in values]
-                    if form == "4 bits":
-                        minimum = halves(builder, offset(builder, group, 2 * UNIT + part // 2))
-                        values = [builder.fadd(value, minimum) for value in values]
-                    first = builder.mul(loop.index, BYTE(step // each))
-                    for i in range(step // each):
-                        at = builder.add(out, builder.mul(builder.add(first, BYTE(i)), line))
-                        value = values[i] if each == 1 else pair(builder, *values[2 * i : 2 * i + 2])
-                        store(builder, value, offset(builder, at, part))
-
-        return types.void(*[types.int64] * 4), generate
+        return types.void(*[types.int64] * 4), lambda _, builder, __, values: widen_group(
+            builder, form, number, *values
+        )
 
     return kernel
+
+
+def widen_group(builder, form: str, number: str, group, steps, out, line) -> None:
+    """Write what `unpack_unit` does."""
+    step, header, each = STEP[form], HEADER[form], STEP[number]
+    for part in PARTS:
+        scale = halves(builder, offset(builder, group, part // 2))
+        minimum = halves(builder, offset(builder, group, 2 * UNIT + part // 2)) if form == "4 bits" else None
+        with cgutils.for_range(builder, steps) as loop:
+            at = offset(builder, builder.add(group, builder.mul(loop.index, BYTE(4 * UNIT))), header)
+            values = [builder.fmul(value, scale) for value in floats(builder, offset(builder, at, part), form)]
+            if minimum:
+                values = [builder.fadd(value, minimum) for value in values]
+            first = builder.mul(loop.index, BYTE(step // each))
+            for i in range(step // each):
+                at = builder.add(out, builder.mul(builder.add(first, BYTE(i)), line))
+                value = values[i] if each == 1 else pair(builder, *values[2 * i : 2 * i + 2])
+                store(builder, value, offset(builder, at, part))
 
 
 def offset(builder, address, nbytes: int):
@@ -161,14 +163,37 @@ def halves(builder, address):
     return builder.fpext(load(builder, address, ir.VectorType(ir.HalfType(), LANES)), FLOATS)
 
 
+def rounded(builder, numbers):
+    """Return a vector whose upper halves are the nearest bfloat16, ties to even."""
+    bits = builder.bitcast(numbers, INTS)
+    even = builder.and_(builder.lshr(bits, every(16)), every(1))
+    return builder.add(bits, builder.add(even, every(0x7FFF)))
+
+
 def pair(builder, first, second):
-    """Return vectors as bfloat16, ties to even, side by side."""
-    rounded = []
-    for number in (first, second):
-        bits = builder.bitcast(number, INTS)
-        even = builder.and_(builder.lshr(bits, every(16)), every(1))
-        rounded.append(builder.add(bits, builder.add(even, every(0x7FFF))))
-    return builder.or_(builder.lshr(rounded[0], every(16)), builder.and_(rounded[1], every(0xFFFF0000)))
+    """Return vectors as bfloat16, side by side."""
+    first, second = (rounded(builder, number) for number in (first, second))
+    return builder.or_(builder.lshr(first, every(16)), builder.and_(second, every(0xFFFF0000)))
+
+
+@intrinsic
+def finish(typing_context, numbers, total, halves):
+    """Write the sum of 32 numbers, and the numbers in bfloat16. Arguments are addresses."""
+
+    def generate(_, builder, __, arguments):
+        numbers, total, halves = arguments
+        vectors = [load(builder, offset(builder, numbers, part), FLOATS) for part in PARTS]
+        kind = ir.FunctionType(FLOAT, [FLOAT, FLOATS])
+        add_up = cgutils.get_or_insert_function(builder.module, kind, f"llvm.vector.reduce.fadd.v{LANES}f32")
+        both = builder.fadd(*vectors)
+        store(builder, builder.call(add_up, [FLOAT(0), both], fastmath=["reassoc"]), total)
+        for part, vector in zip(PARTS, vectors, strict=True):
+            upper = builder.lshr(rounded(builder, vector), every(16))
+            store(
+                builder, builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES)), offset(builder, halves, part // 2)
+            )
+
+    return types.void(*[types.int64] * 3), generate
 
 
 def floats(builder, address, form: str) -> list:
@@ -191,7 +216,8 @@ def floats(builder, address, form: str) -> list:
 
 @njit(error_model="numpy")
 def product(x, ins, place, unit, sums):
-    """sums[rows, 32 * unit :] = x[rows, ins] times 32 outputs of a weight, all float32. place: with a `multiplier`."""
+    """sums[rows, 32 * unit :] = x[rows, ins] times 32 outputs of a weight. x: as `factors` has it (numba_kernels.py).
+    place: with the address of a `multiplier`."""
     sums_at = sums.ctypes.data + 128 * unit
     call(place[3], place.ctypes.data, x.ctypes.data, x.strides[0], len(x), ins, unit, sums_at, sums.strides[0])
 
@@ -208,7 +234,7 @@ def call(typing_context, function, place_at, x_at, bytes_of_x, rows, ins, unit, 
 
 
 @lru_cache
-def multiplier(form: str) -> int:
+def multiplier(form: str, multiply_rows: Callable[..., None]) -> int:
     """Return the address of the compiled function that computes units of products with weights of this form."""
     number = NUMBER[form]
 

@@ -4,7 +4,8 @@ and one for the logits.
 With one token a product of a small model takes ten microseconds, and the call of a library, from Python through
 PyTorch, takes as long: a decode step of the bundled model took three times as long as reading its weights does. Here
 each weight is read once, row by row, and multiplied with all tokens; what lies between the products happens on the way.
-From a dozen tokens on, a library does the arithmetic better: it keeps parts of more rows in registers.
+From a dozen tokens on, or with tiles (tiles.py) from some dozens, a library does the arithmetic better: it keeps parts
+of more rows in registers.
 """
 
 import time
@@ -15,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from ..model import Attend, Block, Transformer
-from .blocks import multiplier
+from .blocks import multiplier, multiply_rows
 from .numba_basics import address
 from .numba_kernels import compiled
-from .packed import PackedLinear, padded
+from .packed import Blocks, PackedLinear, padded
 from .quantized import QuantizedLinear
 from .rotation import heads_of
+from .tiles import INPUTS, has_tiles, multiply_tiles
 
-ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32)  # that may be measured
-MEASURED, TIMES = 2**26, 2  # weights
+ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # that may be measured
+MEASURED, TIMES = 2**26, 4  # weights
 _most: dict[tuple, int] = {}  # what was measured in this process
 
 
@@ -35,7 +37,8 @@ class FewTokens:
 
     def __init__(self, block: Block):
         attention, mlp = block.attention, block.mlp
-        qkv, output, gate_up, down = map(place_of, (attention.qkv, attention.output, mlp.gate_up, mlp.down))
+        dtype = block.mlp_norm.weight.dtype
+        qkv, output, gate_up, down = (place_of(linear, dtype) for linear in products(block))
         # Kept beside their addresses.
         self.first = block.attention_norm.weight, qkv, attention.qkv.bias
         self.second = output, attention.output.bias, block.mlp_norm.weight, gate_up, down
@@ -45,7 +48,7 @@ class FewTokens:
         self.heads = H, H_kv, H_kv
         self.count, self.head_dim, self.heads_size = H + 2 * H_kv, attention.head_dim, attention.output.in_features
         self.inner, self.eps = mlp.down.in_features, block.mlp_norm.eps
-        self.kernels, self.layer = compiled(block.mlp_norm.weight.dtype), attention.layer
+        self.kernels, self.layer = compiled(dtype), attention.layer
 
     def __call__(
         self, x: Tensor | None, residual: Tensor, positions: Tensor, cos: Tensor, sin: Tensor, attend: Attend
@@ -76,7 +79,7 @@ class FewScores:
     """The output layer's kernel."""
 
     def __init__(self, head: nn.Module, dtype: torch.dtype):
-        self.place, self.outs, self.scores = place_of(head), head.out_features, compiled(dtype).scores
+        self.place, self.outs, self.scores = place_of(head, dtype), head.out_features, compiled(dtype).scores
         self.at = address(self.place)
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -87,11 +90,18 @@ class FewScores:
         return out[:, : self.outs].contiguous()
 
 
-def place_of(linear: nn.Module) -> Tensor | None:
+def place_of(linear: nn.Module, dtype: torch.dtype) -> Tensor | None:
     """Return where a layer's weight lies in blocks, see `Blocks`, and the address of what multiplies with it, in int64;
-    None where it lies otherwise, or where ranks share it."""
-    blocks = linear.blocks if type(linear) in (nn.Linear, PackedLinear, QuantizedLinear) else None
-    return blocks and torch.cat([blocks.place, torch.tensor([multiplier(blocks.form)])])
+    None where it lies otherwise, or where ranks share it. dtype: of what is multiplied with it."""
+    blocks = blocks_of(linear)
+    if blocks is None:
+        return None
+    fits = dtype == torch.bfloat16 and linear.in_features % INPUTS == 0 and has_tiles()
+    return torch.cat([blocks.place, torch.tensor([multiplier(blocks.form, multiply_tiles if fits else multiply_rows)])])
+
+
+def blocks_of(linear: nn.Module) -> Blocks | None:
+    return linear.blocks if type(linear) in (nn.Linear, PackedLinear, QuantizedLinear) else None
 
 
 def products(block: Block) -> tuple[nn.Module, ...]:
@@ -100,15 +110,12 @@ def products(block: Block) -> tuple[nn.Module, ...]:
 
 def few_tokens(model: Transformer) -> list[FewTokens | None]:
     """Return the kernels of each block of a model whose products are packed; None where there are none."""
-    return [
-        FewTokens(block) if all(place_of(linear) is not None for linear in products(block)) else None
-        for block in model.blocks
-    ]
+    return [FewTokens(block) if all(map(blocks_of, products(block))) else None for block in model.blocks]
 
 
 def few_scores(model: Transformer) -> FewScores | None:
     """Return the kernel of the output layer; None where there is none."""
-    return FewScores(model.head, model.norm.weight.dtype) if place_of(model.head) is not None else None
+    return FewScores(model.head, model.norm.weight.dtype) if blocks_of(model.head) else None
 
 
 @torch.inference_mode()

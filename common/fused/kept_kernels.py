@@ -30,7 +30,7 @@ if not CACHE:
 
         CACHE = user_cache_path()
 FOLDER = Path(CACHE) / "llm-serving-course" / "kernels" if CACHE else None
-PARTS = [Path(__file__).with_name(name) for name in ("numba_basics.py", "blocks.py")]  # kernels contain their functions
+WITHIN = ("numba_basics.py", "blocks.py", "tiles.py")  # kernels contain their functions
 
 
 class ByContents(caching.InTreeCacheLocator):
@@ -38,7 +38,11 @@ class ByContents(caching.InTreeCacheLocator):
 
     def __init__(self, function: Any, file: str):
         super().__init__(function, file)
-        parts = [numba.__version__, llvmlite.__version__, *(path.read_bytes() for path in (*PARTS, Path(file)))]
+        parts = [
+            numba.__version__,
+            llvmlite.__version__,
+            *((Path(__file__).parent / name).read_bytes() for name in (*WITHIN, file)),
+        ]
         self._cache_path = str(FOLDER / hashlib.sha256(repr(parts).encode()).hexdigest()[:16])
 
 

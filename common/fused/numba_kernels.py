@@ -1,7 +1,7 @@
 """The kernels of fused/ for the CPU, compiled by numba: one loop over the tokens each, which threads share. Those of
 few_tokens.py have loops over the rows of weights.
 
-A row's result depends on nothing but the row: neither on the others nor on the number of threads. Sums are float32, and
+A row's result depends neither on what the others hold nor on the number of threads. Sums are float32, and
 bfloat16 is rounded where a number is stored.
 
 Tensors are contiguous. Compiling takes a few seconds, once on a machine (kept_kernels.py).
@@ -16,7 +16,7 @@ import torch
 from numba import njit, prange
 from torch import Tensor, nn
 
-from .blocks import product, unpack
+from .blocks import finish, product, unpack
 from .numba_basics import FAST, TorchThreads, address, array, exp, f4, kernel, narrow, use_threads, widen
 from .rotation import HeadRotation
 
@@ -78,54 +78,60 @@ def silu_mul_row(gate, up, out):
         out[i] = narrow(x / (f4(1) + exp(-x)) * widen(up[i]), gate[i])
 
 
-@njit(fastmath=FAST, error_model="numpy")
-def widened(x):
-    """Return x[rows, size] as float32, as `product` takes it: filled up to groups of 32, and with their sums."""
-    rows, size = x.shape
-    out = factors(rows, size)
-    for row in range(rows):
-        for i in range(size):
-            out[row, i] = widen(x[row, i])
-    add_sums(out)
-    return out
+@njit
+def factors(rows, size):
+    """Return memory for rows as `product` takes them: numbers in float32, filled up to groups of 32, the sum of each
+    group, and the numbers in bfloat16. These begin where a line of the caches does, for tiles."""
+    groups = (size + 31) // 32
+    width = 16 * (3 * groups + (groups + 15) // 16)
+    memory = numpy.empty(rows * width + 16, f4)
+    start = -(memory.ctypes.data // 4) % 16
+    return memory[start : start + rows * width].reshape(rows, width)
 
 
 @njit
-def factors(rows, size):
-    groups = (size + 31) // 32
-    out = numpy.empty((rows, 33 * groups), f4)
-    for row in range(rows):
-        for i in range(size, 32 * groups):
-            out[row, i] = 0
-    return out
+def finish_group(line, group, groups):
+    """Write the sum of a group, and the group in bfloat16, to a row of `factors`."""
+    at, halves = line.ctypes.data, line[len(line) - 16 * groups :].ctypes.data
+    finish(at + 128 * group, at + 4 * (32 * groups + group), halves + 64 * group)
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def add_sums(x):
-    groups = x.shape[1] // 33
-    for row in range(len(x)):
-        for group in range(groups):
-            total = f4(0)
-            for i in range(32 * group, 32 * group + 32):
-                total += x[row, i]
-            x[row, 32 * groups + group] = total
+def widen_row(x, out):
+    """Write x to a row of `factors`."""
+    groups = (len(x) + 31) // 32
+    for i in range(len(x)):
+        out[i] = widen(x[i])
+    out[len(x) : 32 * groups] = 0
+    for group in range(groups):
+        finish_group(out, group, groups)
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def normed(x, weight, eps):
-    out = numpy.empty_like(x)
-    for row in range(len(x)):
-        norm_row(x[row], weight, out[row], eps)
-    return widened(out)
+def norm_row_wide(x, weight, out, eps):
+    """Write the norm of x to a row of `factors`."""
+    normed = numpy.empty_like(x)
+    norm_row(x, weight, normed, eps)
+    widen_row(normed, out)
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def gate_row(gate, up, out):
+    """out = silu(gate) * up, filled up with zeros."""
+    for i in range(len(gate)):
+        out[i] = up[i] * (gate[i] / (f4(1) + exp(-gate[i])))
+    out[len(gate) :] = 0
 
 
 @njit(fastmath=FAST, error_model="numpy")
 def outputs(x, ins, place, bias, unit, sums, out, biased):
     """out[rows, 32 * unit :] = x times 32 outputs of a weight, plus the bias if there is one."""
     product(x, ins, place, unit, sums)
+    first, last = 32 * unit, min(32 * unit + 32, out.shape[1])
     for row in range(len(x)):
-        for o in range(32 * unit, min(32 * unit + 32, out.shape[1])):
-            out[row, o] = narrow(sums[row, o] + (widen(bias[o]) if biased else f4(0)), out[row, o])
+        result, total, addend = out[row, first:last], sums[row, first:last], bias[first:last]
+        for i in range(len(result)):
+            result[i] = narrow(total[i] + (widen(addend[i]) if biased else f4(0)), result[i])
 
 
 @lru_cache
@@ -167,15 +173,15 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
         x, residual = array(x_at, (rows, size), number), array(residual_at, (rows, size), number)
         place, bias, norm = array(weight_at, 4, numpy.int64), array(bias_at, outs, number), array(norm_at, size, number)
         out, units = array(out_at, (rows, outs), number), (outs + 31) // 32
-        sums = numpy.empty((rows, 32 * units), f4)
-        if x_at:
-            for row in range(rows):
+        sums, inputs = numpy.empty((rows, 32 * units), f4), factors(rows, size)
+        for row in prange(rows):
+            if x_at:
                 add_row(x[row], residual[row])
-        inputs = normed(residual, norm, eps)
+            norm_row_wide(residual[row], norm, inputs[row], eps)
         for unit in prange(units):
             outputs(inputs, size, place, bias, unit, sums, out, bias_at)
         qkv, positions = array(out_at, (rows, H + 2 * H_kv, D), number), array(positions_at, rows, numpy.int64)
-        for row in range(rows):
+        for row in prange(rows):
             rotate_token(qkv[row], positions[row], cos_at, sin_at, q_weight_at, k_weight_at, head_eps, H, H_kv, number)
 
     @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, f4)")
@@ -187,21 +193,25 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
         norm, out = array(norm_at, size, number), array(out_at, (rows, size), number)
         units, units_inner = (size + 31) // 32, (2 * inner + 31) // 32
         sums, gate_up = numpy.empty((rows, 32 * units), f4), numpy.empty((rows, 32 * units_inner), f4)
-        inputs, bias = widened(x), array(bias_at, size, number)
+        inputs, bias = factors(rows, wide), array(bias_at, size, number)
         output, down = array(output_at, 4, numpy.int64), array(down_at, 4, numpy.int64)
+        for row in prange(rows):
+            widen_row(x[row], inputs[row])
         for unit in prange(units):
             outputs(inputs, wide, output, bias, unit, sums, out, bias_at)
-        for row in range(rows):
+        narrow_inputs, place = factors(rows, size), array(gate_up_at, 4, numpy.int64)
+        for row in prange(rows):
             add_row(out[row], residual[row])
-        inputs, place = normed(residual, norm, eps), array(gate_up_at, 4, numpy.int64)
+            norm_row_wide(residual[row], norm, narrow_inputs[row], eps)
         for unit in prange(units_inner):
-            product(inputs, size, place, unit, gate_up)
-        gated = factors(rows, inner)
-        for unit in prange((inner + 31) // 32):
+            product(narrow_inputs, size, place, unit, gate_up)
+        gated, groups = factors(rows, inner), (inner + 31) // 32
+        for group in prange(groups):
+            first, last = 32 * group, min(32 * group + 32, inner)
             for row in range(rows):
-                for o in range(32 * unit, min(32 * unit + 32, inner)):
-                    gated[row, o] = gate_up[row, inner + o] * (gate_up[row, o] / (f4(1) + exp(-gate_up[row, o])))
-        add_sums(gated)
+                gate, up = gate_up[row, first:last], gate_up[row, inner + first : inner + last]
+                gate_row(gate, up, gated[row, first : first + 32])
+                finish_group(gated[row], group, groups)
         for unit in prange(units):
             outputs(gated, inner, down, bias, unit, sums, out, 0)
 
@@ -210,7 +220,9 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
         """out[rows, 32 * units of outs], float32, = x[rows, size] times weight[outs, size]."""
         units = (outs + 31) // 32
         x, place = array(x_at, (rows, size), number), array(weight_at, 4, numpy.int64)
-        inputs, out = widened(x), array(out_at, (rows, 32 * units), f4)
+        inputs, out = factors(rows, size), array(out_at, (rows, 32 * units), f4)
+        for row in prange(rows):
+            widen_row(x[row], inputs[row])
         for unit in prange(units):
             product(inputs, size, place, unit, out)
 

@@ -20,7 +20,7 @@ pytest.importorskip("numba", exc_type=ImportError)
 
 from common import fused as fusing
 from common.attention import PagedBatch
-from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation
+from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation, tiles
 from common.fused.packed import PackedLinear
 from common.fused.quantized import Codes, QuantizedLinear, QuantizedWeight, prepare_unpacking
 from common.loader import load_model
@@ -275,6 +275,41 @@ def test_logits_of_few_tokens_are_float32(dtype):
     )
 
 
+needs_tiles = pytest.mark.skipif(not tiles.has_tiles(), reason="needs a processor with AMX")
+
+
+@needs_tiles
+@pytest.mark.parametrize("rows", [8, 16, 17, 32, 33, 70])
+@pytest.mark.parametrize("bits", [16, 8, 4])
+@torch.inference_mode()
+def test_tiles_multiply_numbers_in_bfloat16_and_add_in_float32(bits, rows):
+    linear = nn.Linear(96, 97, bias=False, dtype=torch.bfloat16)
+    layer = PackedLinear(linear, twice=True)
+    if bits < 16:
+        layer = QuantizedLinear(QuantizedWeight(Codes.of(linear.weight, bits), 96, torch.bfloat16), None)
+        linear.weight.copy_(layer.quantized.rows(torch.arange(97)))
+    hidden, scores = torch.randn(rows, 96).bfloat16(), few_tokens.FewScores(layer, torch.bfloat16)
+    exact = hidden.double() @ linear.weight.double().T
+    torch.testing.assert_close(scores(hidden).double(), exact, atol=1e-5, rtol=1e-5)
+    assert torch.equal(scores(hidden[-8:]), scores(hidden)[-8:])
+
+
+@needs_tiles
+@pytest.mark.parametrize("count", [8, 40])
+@torch.inference_mode()
+def test_hidden_states_of_tiles_are_no_farther_from_exact_ones_than_the_librarys(count):
+    config = replace(SMALL, hidden_size=64, intermediate_size=96)
+    plain, step = random_model(config, dtype=torch.bfloat16), step_of(config, count=count)
+    exact, fused = deepcopy(plain).float()(*step, causal_attention), fuse(plain, "numba")
+    few, library = (farness(fused, most, step, exact) for most in (count, 0))
+    assert 0 < few < 1.2 * library < 0.1
+
+
+def farness(fused, most_few, step, exact) -> float:
+    fused.most_few = most_few
+    return float((fused(*step, causal_attention).float() - exact).std())
+
+
 def test_steps_are_filled_up_to_few_numbers_of_rows(monkeypatch):
     rows = [packed.padded(tokens) for tokens in range(1, 1025)]
     assert all(0 <= more - tokens <= max(3, tokens / 8) for tokens, more in enumerate(rows, start=1))
@@ -297,7 +332,7 @@ def test_few_tokens_are_as_many_as_the_kernels_are_faster_for(monkeypatch):
 
     monkeypatch.setattr(few_tokens, "time", SimpleNamespace(thread_time=lambda: now[0]))
     monkeypatch.setattr(fusing, "fused_block", lasting(lambda *a: library(*a), lambda rows: 2.0))
-    for slope, most in ((0.15, 6), (0.01, 32), (2.0, 0)):
+    for slope, most in ((0.15, 6), (0.01, 64), (2.0, 0)):
         monkeypatch.setattr(few_tokens, "_most", {})
         monkeypatch.setattr(
             few_tokens.FewTokens, "__call__", lasting(few, lambda rows, slope=slope: 1.0 + slope * rows)

@@ -15,7 +15,7 @@ pytest.importorskip("numba", exc_type=ImportError)
 from common import process
 from common.acceleration.accelerate import make_engine
 from common.attention import numba_backend
-from common.fused import numba_basics, numba_kernels
+from common.fused import kept_kernels, numba_basics, numba_kernels
 from common.loader import load_model
 from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine
@@ -101,7 +101,7 @@ def probe(tmp_path):
 
     def run(name="course", basics=None, **variables):
         folder = tmp_path / name
-        for file in ("process.py", "fused/kept_kernels.py", "fused/numba_basics.py", "fused/blocks.py"):
+        for file in ("process.py", *(f"fused/{name}" for name in ("kept_kernels.py", *kept_kernels.WITHIN))):
             file = f"common/{file}"
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(ROOT / file, folder / file)
@@ -169,9 +169,10 @@ def run(dtype):
     batch = PagedBatch.pack([1] * 33, [5 + i for i in range(33)], tables, torch.arange(33), 16)
     attention.write(k, v, *pages, batch.slot_mapping)
     yield attention.attend(q, *pages, attention.prepare(batch))
-    token_ids = torch.arange(4)  # few enough for products in kernels
+    token_ids = torch.arange(9)
     config = replace(SMALL, hidden_size=256, intermediate_size=688, head_dim=64)
     model = fuse(random_model(config, dtype=dtype), "numba")
+    model.most_few = 9  # products in kernels
     yield model(token_ids, token_ids, lambda layer, q, k, v: q)
 
 counts = [torch.get_num_threads()]

@@ -1,0 +1,131 @@
+"""Products of some dozens of rows in the tiles of AMX: weights in blocks (blocks.py), as fast as memory delivers.
+
+Intel's processors have AMX since Sapphire Rapids: eight registers of 16 lines, 64 bytes each. One instruction
+multiplies 16 rows of 32 inputs in bfloat16 with 16 outputs and adds to 16 x 16 sums in float32, the work of 256 fused
+multiplications of vectors. Four tiles hold the sums of two halves of the rows and two parts of a unit's outputs, two
+the rows, two the weights. A weight in bfloat16 lies in memory as its tiles are loaded; groups of 8 and 4 bits are
+widened on the way, in the nearest cache.
+
+A row's sums have the same order whatever other rows there are. Numbers below the smallest normal one count as zero.
+"""
+
+from functools import cache
+
+import llvmlite.binding
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
+
+from .blocks import BYTE, BYTES_OF_GROUP, FORM, HEADER, INT, INTS, PARTS, STEP, multiply_rows, offset, widen_group
+
+LINES, INPUTS = 16, 32  # of a tile
+LEAST = 8  # rows: before weights of fewer lie in tiles, `multiply_rows` is done
+SUMS, ROWS, WEIGHTS = 0, 4, 6  # the first tile that holds them
+
+
+@cache
+def has_tiles() -> bool:
+    """Return whether this process may use tiles, which a system allows to those that ask."""
+    return bool(llvmlite.binding.get_host_cpu_features().get("amx-bf16")) and torch.cpu._init_amx()
+
+
+def instruct(builder, name: str, *operands) -> None:
+    """Write an instruction of AMX. Operands: tiles by their numbers, pointers, and bytes from one line to the next."""
+    values = [ir.IntType(8)(each) if isinstance(each, int) else each for each in operands]
+    kind = ir.FunctionType(ir.VoidType(), [value.type for value in values])
+    builder.call(cgutils.get_or_insert_function(builder.module, kind, f"llvm.x86.{name}"), values)
+
+
+@intrinsic
+def configure(typing_context, first, second):
+    """Let the tiles of either half of the rows have so many lines. What tiles held is lost."""
+
+    def generate(_, builder, __, arguments):
+        first, second = (builder.trunc(count, INT) for count in arguments)
+        sums = builder.add(builder.mul(first, INT(0x0101)), builder.mul(second, INT(0x01010000)))
+        rows = builder.add(first, builder.mul(second, INT(0x0100)))
+        weights = INT(LINES << 24 | LINES << 16)
+        # Of 64 bytes the first is 1, from the 16th on are each tile's bytes of a line, from the 48th on its lines.
+        words = ir.Constant(INTS, [1, 0, 0, 0, *[64 << 16 | 64] * 4, *[0] * 8])
+        words = builder.insert_element(words, sums, INT(12))
+        words = builder.insert_element(words, builder.add(rows, weights), INT(13))
+        place = cgutils.alloca_once_value(builder, words)
+        instruct(builder, "ldtilecfg", builder.bitcast(place, cgutils.voidptr_t))
+
+    return types.void(types.int64, types.int64), generate
+
+
+@intrinsic
+def release(typing_context):
+    """Empty the tiles: a system saves those in use whenever the thread pauses."""
+    return types.void(), lambda _, builder, __, ___: instruct(builder, "tilerelease")
+
+
+def multiply(form: str, halves: int):
+    """Return what multiplies up to 16 rows, or in two halves up to 32, with one unit of a weight of this form."""
+
+    @intrinsic
+    def kernel(typing_context, weight, line, groups, x, bytes_of_x, out, bytes_of_out):
+        """out[rows, 32] = x[rows, 32 * groups], bfloat16, times the weight."""
+
+        def generate(_, builder, __, arguments):
+            weight, line, groups, x, bytes_of_x, out, bytes_of_out = arguments
+            bytes_of_group = builder.mul(line, BYTE(LINES))
+            buffer = builder.ptrtoint(cgutils.alloca_once(builder, INTS, 2 * LINES), BYTE)
+            every = [(half, part) for half in range(halves) for part in range(2)]
+
+            def move(name, tile, start, half, nbytes, line):
+                """Load or store a tile that is `nbytes` bytes and `half` times 16 lines behind the start."""
+                start = builder.add(start, builder.mul(line, BYTE(LINES * half)))
+                instruct(builder, name, tile, builder.inttoptr(offset(builder, start, nbytes), cgutils.voidptr_t), line)
+
+            for half, part in every:
+                instruct(builder, "tilezero", SUMS + 2 * half + part)
+            with cgutils.for_range(builder, groups) as group:
+                if HEADER[form]:
+                    start = builder.add(weight, builder.mul(group.index, BYTE(BYTES_OF_GROUP[form])))
+                    widen_group(builder, form, "bfloat16", start, BYTE(INPUTS // STEP[form]), buffer, BYTE(128))
+                    start, line = buffer, BYTE(128)
+                else:
+                    start = builder.add(weight, builder.mul(group.index, bytes_of_group))
+                inputs = builder.add(x, builder.mul(group.index, BYTE(2 * INPUTS)))
+                for half in range(halves):
+                    move("tileloadd64", ROWS + half, inputs, half, 0, bytes_of_x)
+                for part in range(2):
+                    move("tileloadd64", WEIGHTS + part, start, 0, PARTS[part], line)
+                for half, part in every:
+                    instruct(builder, "tdpbf16ps", SUMS + 2 * half + part, ROWS + half, WEIGHTS + part)
+            for half, part in every:
+                move("tilestored64", SUMS + 2 * half + part, out, half, PARTS[part], bytes_of_out)
+
+        return types.void(*[types.int64] * 7), generate
+
+    return kernel
+
+
+def multiply_tiles(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+    """As `multiply_rows`; x has its numbers in bfloat16, too."""
+
+
+@overload(multiply_tiles, jit_options={"error_model": "numpy"})
+def _multiply_tiles(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+    one, two = (multiply(FORM[number], halves) for halves in (1, 2))
+
+    def multiply_tiles(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+        if rows < LEAST:
+            return multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number)
+        start, line, groups = unit * 128, place[2], ins // 32
+        weight = place[0] + start // line * place[1] + start % line
+        x += groups * 128 + (groups + 15) // 16 * 64  # behind the numbers in float32 and their sums
+        while rows > 0:
+            configure(min(rows, 16), max(1, min(rows - 16, 16)))
+            if rows > 16:
+                two(weight, line, groups, x, bytes_of_x, out, bytes_of_out)
+            else:
+                one(weight, line, groups, x, bytes_of_x, out, bytes_of_out)
+            x, out, rows = x + 32 * bytes_of_x, out + 32 * bytes_of_out, rows - 32
+        release()
+
+    return multiply_tiles

@@ -1,4 +1,4 @@
-"""`python3 course.py doctor`: what this machine lacks, in a sentence each, and what to expect of it.
+"""`python3 course.py doctor`: what this machine lacks, in a sentence each, and how fast it is.
 
 It installs and changes nothing, and needs only Python. Where the environment exists, it times a step of stage 05 there.
 The exit status is 1 if something is marked "!!".
@@ -40,7 +40,7 @@ class Line(NamedTuple):
 
 
 def main(arguments: list[str]) -> int:
-    """Print every check as soon as it is made, then what to expect; return the exit status."""
+    """Print every check as soon as it is made; return the exit status."""
     if arguments:
         sys.exit(f"`doctor` takes no arguments, and was given {' '.join(arguments)}.")
     if (found := usable_python(ROOT)) not in (None, sys.executable):  # where psutil is
@@ -50,11 +50,8 @@ def main(arguments: list[str]) -> int:
         pace, line = measure_pace()
         marks.append(show("stage 05", line))
     marks.append(show("GPU", gpu_line(find_gpu(), pace)))
-    print(
-        "",
-        *pace.get("expect", ["Once `python3 course.py demo 1` has run, doctor also says how fast this machine is."]),
-        sep="\n",
-    )
+    if not pace:
+        print("\nOnce `python3 course.py demo 1` has run, doctor also says how fast this machine is.")
     return int(NEEDED in marks)
 
 

@@ -1,11 +1,12 @@
 """The comparison with other engines, without one: the course's own engine stands in for a peer."""
 
 import sys
+from functools import partial
 
 import pytest
 
 from common.bench.experiments import peer_program, peers
-from common.bench.experiments.peers import BENCHMARK, CEILINGS, HTTP, OURS, PEERS, TINY
+from common.bench.experiments.peers import BENCHMARK, OURS, PEERS, SERVERS, TINY
 from common.bench.hardware import ROOT, hardware
 from common.bench.harness import Unavailable, aggregate, measure_sides
 from common.bench.settings import Settings
@@ -25,8 +26,10 @@ def stand_in(monkeypatch, tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the Python that stands in is a shell script")
-def test_a_peer_is_asked_what_the_stage_is_asked_and_a_missing_one_is_named(stand_in, tmp_path):
-    sides = [CEILINGS, f"{OURS} bundled", "vLLM bundled", "llama.cpp bundled", HTTP]
+def test_a_peer_is_asked_what_the_stage_is_asked_and_a_missing_one_is_named(stand_in, monkeypatch, tmp_path):
+    monkeypatch.setitem(SERVERS, served := f"{OURS} bundled over HTTP", (OURS, "bundled"))
+    monkeypatch.setitem(BENCHMARK.sides, served, partial(peers.measure_http, name=OURS, case="bundled"))
+    sides = [f"{OURS} bundled", "vLLM bundled", "llama.cpp bundled", served]
     answers = {answer["side"]: answer for answer in measure_sides(BENCHMARK, sides, Settings(), "tiny")}
     assert answers["llama.cpp bundled"]["missing"].startswith("llama lacks")
     figures = {side: answer["figures"] for side, answer in answers.items() if "figures" in answer}
@@ -62,27 +65,29 @@ def test_the_answer_is_the_last_line_that_is_one():
 
 
 def test_prompts_and_decoding_are_timed_apart(monkeypatch):
-    moments, asked = iter([10.0, 14.0, 24.0, 30.0, 31.0, 32.0]), []
+    moments, asked = iter([10.0, 14.0, 24.0, 30.0, 34.0, 44.0, 50.0, 51.0, 99.0]), []  # s, the third pair disturbed
     monkeypatch.setattr(peer_program.time, "perf_counter", lambda: next(moments))
 
     def generate(prompts, tokens):
         asked.append((len(prompts), tokens))
         return [[7] * tokens for _ in prompts]
 
-    assert peer_program.rate(generate, [[1, 2], [3, 4]], [[5, 6], [7, 8]], 4) == (1.0, 1.0)
-    assert asked == [(2, 1), (2, 4)]
+    pair = [[1, 2], [3, 4]], [[5, 6], [7, 8]]
+    assert peer_program.rate(generate, [pair] * 3, 4) == (1.0, 1.0)
+    assert asked == [(2, 1), (2, 4)] * 3
+    monkeypatch.undo()
     with pytest.raises(RuntimeError, match="as many tokens"):
-        peer_program.rate(lambda *_: [[7]], [[1]], [[2]], 3)
+        peer_program.rate(lambda *_: [[7]], [[[[1]], [[2]]]], 3)
 
 
 def test_the_ceiling_and_the_tokens_are_compared_inside_a_repeat():
     sizes = {"requests": [1, 8]}
-    ours = {"decode": [50.0, 80.0], "answers": ["1 2 3", "4 5 6"]}
-    peer = {"decode": [25.0, 160.0], "answers": ["1 2 4", "5 5 6"]}
-    measured = {CEILINGS: {"float32": [0.01, 0.05]}, f"{OURS} float32": ours, "vLLM float32": peer}
+    ours = {"decode": [50.0, 80.0], "answers": ["1 2 3", "4 5 6"], "floor": [0.01, 0.05]}
+    peer = {"decode": [25.0, 160.0], "answers": ["1 2 4", "5 5 6"], "floor": [0.01, 0.05]}
+    measured = {f"{OURS} float32": ours, "vLLM float32": peer}
     found = BENCHMARK.derive(None, None, sizes, measured)
     assert found["vLLM float32 percent"] == [25.0, 100.0] and found[f"{OURS} float32 percent"] == [50.0, 50.0]
-    assert found["vLLM float32 beside"] == pytest.approx([30, 0])
+    assert found["vLLM float32 above"] == pytest.approx([30, 0])
     assert found["vLLM float32 alike"] == [2, 0] and found[f"{OURS} float32 alike"] == [3, 3]
     assert BENCHMARK.derive(None, None, sizes, {}) == {}
 

@@ -7,6 +7,7 @@ on stdout is the answer. All engines are timed by the same loop on the same cloc
 
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -50,7 +51,7 @@ def openvino(order: dict) -> Generate:
     from openvino import Tensor
 
     scheduler = openvino_genai.SchedulerConfig()
-    scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.cache_size = 512, 64, 2  # GB
+    scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.cache_size = 2048, 64, 2  # GB
     scheduler.enable_prefix_caching = False
     pipeline = openvino_genai.LLMPipeline(order["model"], "CPU", scheduler_config=scheduler)
     config = openvino_genai.GenerationConfig()
@@ -71,7 +72,9 @@ def transformers(order: dict) -> Generate:
 
     dtype = getattr(torch, order["dtype"])
     model = AutoModelForCausalLM.from_pretrained(order["model"], dtype=dtype, attn_implementation="sdpa").eval()
-    batching = ContinuousBatchingConfig(allow_block_sharing=False, num_blocks=256, max_batch_tokens=512)
+    # Without max_requests_per_batch it is what the first call has.
+    most = {"max_batch_tokens": 2048, "max_requests_per_batch": len(order["warm_up"][-1])}
+    batching = ContinuousBatchingConfig(allow_block_sharing=False, num_blocks=256, **most)
 
     def generate(prompts: list[list[int]], tokens: int) -> list[list[int]]:
         config = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1)
@@ -86,7 +89,7 @@ def measure(order: dict) -> dict:
     generate = globals()[order["engine"]](order)
     for prompts in order["warm_up"]:
         generate(prompts, 8)
-    rates = [rate(generate, first, whole, order["tokens"]) for first, whole in order["loads"]]
+    rates = [rate(generate, load, order["tokens"]) for load in order["loads"]]
     answers = generate(order["compared"], order["tokens"]) if order["compared"] else []
     return {
         "prompts": [prompts for prompts, _ in rates],
@@ -102,20 +105,23 @@ def without_folders(paths: str) -> str:
     return " ".join(map(os.path.basename, paths.split(":")))
 
 
-def rate(generate: Generate, first: list, whole: list, tokens: int) -> tuple[float, float]:
-    """Return prompt and decode tokens per second of as many requests at once as `first` and `whole` have.
+def rate(generate: Generate, load: list, tokens: int) -> tuple[float, float]:
+    """Return prompt and decode tokens per second of a number of requests at once; `load` has pairs of such prompts.
 
-    The answers to `first` have one token: they take as long as the prompts do. Those to `whole` have `tokens`, and what
-    they take longer is decoding. No prompt is asked twice.
+    The answers to the first of a pair have one token: they take as long as the prompts do. Those to the second have
+    `tokens`, and what they take longer is decoding. No prompt is asked twice. The medians of the pairs' times count.
     """
-    start = time.perf_counter()
-    generate(first, 1)
-    middle = time.perf_counter()
-    answers = generate(whole, tokens)
-    seconds = middle - start, time.perf_counter() - middle
-    if [len(answer) for answer in answers] != [tokens] * len(whole):
-        raise RuntimeError("an answer does not have as many tokens as it was asked for")
-    return sum(map(len, first)) / seconds[0], len(whole) * (tokens - 1) / (seconds[1] - seconds[0])
+    seconds = []
+    for first, whole in load:
+        start = time.perf_counter()
+        generate(first, 1)
+        middle = time.perf_counter()
+        answers = generate(whole, tokens)
+        seconds.append((middle - start, time.perf_counter() - middle))
+        if [len(answer) for answer in answers] != [tokens] * len(whole):
+            raise RuntimeError("an answer does not have as many tokens as it was asked for")
+    prompts, all_of_it = map(statistics.median, zip(*seconds, strict=True))
+    return sum(map(len, first)) / prompts, len(whole) * (tokens - 1) / (all_of_it - prompts)
 
 
 if __name__ == "__main__":

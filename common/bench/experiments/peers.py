@@ -109,7 +109,8 @@ PEERS = {
     ),
     "llama.cpp": Peer(
         "llama", "llama", "{gguf}", ALL, "#b9b9b9",
-        server="{bin}/llama-server -m {gguf} -c 8192 -np 32 -fa off -b 2048 -ub 2048 -t {cores} -tb {cores} --cache-ram 0",
+        server="{bin}/llama-server -m {gguf} -c 8192 -np 32 -fa off -b 2048 -ub 2048 -t {cores} -tb {cores} "
+        "--cache-ram 0",
     ),
     "OpenVINO": Peer("openvino", "openvino", "{gguf}", "8 bits, 4 bits", "#4a4a4a", ("openvino-genai",)),
     "transformers": Peer("transformers", "", "{folder}", FULL_FLOAT, "#d2c295", ("transformers", "torch")),

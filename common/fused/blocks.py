@@ -111,9 +111,11 @@ def unpack_unit(form: str, number: str):
     @intrinsic
     def kernel(typing_context, group, steps, out, line):
         """Write `steps` steps of the unit's group at this address, to lines of the other."""
-        return types.void(*[types.int64] * 4), lambda _, builder, __, values: widen_group(
-            builder, form, number, *values
-        )
+
+        def generate(_, builder, __, arguments):
+            widen_group(builder, form, number, *arguments)
+
+        return types.void(*[types.int64] * 4), generate
 
     return kernel
 
@@ -189,9 +191,8 @@ def finish(typing_context, numbers, total, halves):
         store(builder, builder.call(add_up, [FLOAT(0), both], fastmath=["reassoc"]), total)
         for part, vector in zip(PARTS, vectors, strict=True):
             upper = builder.lshr(rounded(builder, vector), every(16))
-            store(
-                builder, builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES)), offset(builder, halves, part // 2)
-            )
+            words = builder.trunc(upper, ir.VectorType(ir.IntType(16), LANES))
+            store(builder, words, offset(builder, halves, part // 2))
 
     return types.void(*[types.int64] * 3), generate
 
@@ -235,7 +236,10 @@ def call(typing_context, function, place_at, x_at, bytes_of_x, rows, ins, unit, 
 
 @lru_cache
 def multiplier(form: str, multiply_rows: Callable[..., None]) -> int:
-    """Return the address of the compiled function that computes units of products with weights of this form."""
+    """Return the address of the compiled function that computes units of products with weights of this form.
+
+    multiply_rows: the one here, or that of tiles.py.
+    """
     number = NUMBER[form]
 
     def multiply_unit(place_at, x_at, bytes_of_x, rows, ins, unit, out_at, bytes_of_out):

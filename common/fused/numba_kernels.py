@@ -110,9 +110,9 @@ def widen_row(x, out):
 @njit(fastmath=FAST, error_model="numpy")
 def norm_row_wide(x, weight, out, eps):
     """Write the norm of x to a row of `factors`."""
-    normed = numpy.empty_like(x)
-    norm_row(x, weight, normed, eps)
-    widen_row(normed, out)
+    result = numpy.empty_like(x)
+    norm_row(x, weight, result, eps)
+    widen_row(result, out)
 
 
 @njit(fastmath=FAST, error_model="numpy")
@@ -199,12 +199,12 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
             widen_row(x[row], inputs[row])
         for unit in prange(units):
             outputs(inputs, wide, output, bias, unit, sums, out, bias_at)
-        narrow_inputs, place = factors(rows, size), array(gate_up_at, 4, numpy.int64)
+        normed, place = factors(rows, size), array(gate_up_at, 4, numpy.int64)
         for row in prange(rows):
             add_row(out[row], residual[row])
-            norm_row_wide(residual[row], norm, narrow_inputs[row], eps)
+            norm_row_wide(residual[row], norm, normed[row], eps)
         for unit in prange(units_inner):
-            product(narrow_inputs, size, place, unit, gate_up)
+            product(normed, size, place, unit, gate_up)
         gated, groups = factors(rows, inner), (inner + 31) // 32
         for group in prange(groups):
             first, last = 32 * group, min(32 * group + 32, inner)

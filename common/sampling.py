@@ -1,4 +1,4 @@
-"""Sampling: what a request may ask for, and how logits become its next token.
+"""Sampling: how logits become the next token of a request.
 
 B rows (one for each token to be drawn) of V logits go through one pipeline, all rows at once, each row with
 its own parameters. The order is vLLM's, and each step depends on it:

@@ -2,8 +2,8 @@
 
 The library `gguf` reads the file and dequantises. This module says what the file holds in the words of a Hugging Face
 checkpoint, the fields of a config.json and the names of its tensors, and refuses by name what common/model.py cannot
-run. Weights stay quantised in the mapped file until they are copied, a few rows at a time, into their parameters.
-Production engines keep them quantised and dequantise within the matrix product.
+run. On a CPU, matrices in Q8_0, Q4_0 and Q4_1 keep their codes, which products read (fused/quantized.py); all others
+are dequantised, a few rows at a time, into their parameters.
 """
 
 import mmap

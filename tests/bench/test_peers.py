@@ -45,7 +45,7 @@ def test_a_peer_is_asked_what_the_stage_is_asked_and_a_missing_one_is_named(stan
     }
     tables = BENCHMARK.report(document)
     assert [row[0] for row in tables["decode"]] == ["", OURS, "vLLM"] and tables["left out"][1][1] == "gone"
-    assert [row[:2] for row in tables["closed"][1:]] == [[f"{OURS} bundled ", 1], [f"{OURS} bundled ", 2]]
+    assert [row[:2] for row in tables["closed"][1:]] == [[f"{OURS} bundled", 1], [f"{OURS} bundled", 2]]
     BENCHMARK.draw(document, tmp_path / "drawn.png")
     assert (tmp_path / "drawn.png").stat().st_size > 1000
 

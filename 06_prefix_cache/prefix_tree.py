@@ -31,6 +31,7 @@ class PrefixTree:
         self.root = Node(None, (), -1)
         self.unused: OrderedDict[Node, None] = OrderedDict()
         self.size = 0  # nodes, the root not counted
+        self.tiers = None  # where evicted pages go, if anywhere (beyond/host_tier.md)
 
     def follow(self, path: list[Node], tokens: list[int]) -> Node | None:
         """Return the node with these tokens below a path from the root, with one more user; None if there is none."""
@@ -61,6 +62,8 @@ class PrefixTree:
         node, _ = self.unused.popitem(last=False)
         del node.parent.children[node.tokens]
         self.size -= 1
+        if self.tiers:
+            self.tiers.keep(node)
         return node.page
 
     def check(self, paths: list[list[Node]]) -> list[int]:

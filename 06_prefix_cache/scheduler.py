@@ -38,6 +38,7 @@ class Sequence:
     request: Request
     page_table: PageTable
     computed: int = 0
+    restoring: object = None  # what is being read from disk (beyond/host_tier.md); until then no token runs
 
     @property
     def remaining(self) -> int:
@@ -91,19 +92,23 @@ class Scheduler:
         """Return what the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
         # Decodes come first: each is one token, and a client is reading along.
         chunks = []
+        if tiers := self.allocator.tree.tiers:
+            tiers.finish(self.running.values())
         for sequence in list(self.running.values()):
             # Skip a sequence that an older one has preempted in this step.
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
         budget = self.price.left(self.token_budget, [chunk.start for chunk in chunks])
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
-        prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
+        prefilling = deque(each for each in self.running.values() if each.remaining > 1 and not each.restoring)
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
+            if sequence.restoring:
+                continue
             chunks.append(self._chunk(sequence, budget))
             budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
             if not chunks[-1].completes:  # what is left does not buy its next token
                 break
-        return chunks
+        return chunks or (self.schedule() if self.running else [])  # behind what is being read
 
     def count_computed(self, chunks: list[Chunk]) -> None:
         """Count the tokens of a step as computed. Not before it is committed: a step may be interrupted."""
@@ -163,6 +168,8 @@ class Scheduler:
             self.allocator.release(table)
             return None
         self.allocator.extend(table, request.num_tokens)
+        if self.allocator.tree.tiers:
+            self.allocator.tree.tiers.restore(sequence)
         return sequence
 
     def _reuse(self, sequence: Sequence) -> None:

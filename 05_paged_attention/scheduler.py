@@ -18,6 +18,7 @@ on nothing but seed and position, in float32 it goes on with the tokens it would
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from common.request import Request
 from common.token_budget import ChunkPrice, check_token_budget
@@ -73,6 +74,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
+        self.tiers: Any = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
         self.preemptions = 0  # ever
 
     def add(self, request: Request) -> None:
@@ -124,9 +126,13 @@ class Scheduler:
         """Admit the oldest waiting request; None if there is none or no room for it."""
         if not self.waiting or len(self.running) == self.max_running:
             return None
+        if self.tiers and not self.tiers.ready(self.waiting[0], wait=not self.running):
+            return None
         if (sequence := self._allocate(self.waiting[0])) is not None:
             request = self.waiting.popleft()
             self.running[request.request_id] = sequence
+            if self.tiers:
+                self.tiers.restore(sequence)
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:
@@ -150,6 +156,8 @@ class Scheduler:
     def _preempt(self) -> None:
         """NEW in 05: Take the pages of the youngest, and put it at the front of the queue: it came before the rest."""
         _, sequence = self.running.popitem()
+        if self.tiers:
+            self.tiers.keep_all(sequence)
         self.allocator.release(sequence.page_table)
         self.waiting.appendleft(sequence.request)
         self.preemptions += 1

@@ -9,13 +9,10 @@ Production engines have just this. What they add: a router that sends a request 
 pages in the host's memory and on disk.
 """
 
-from pathlib import Path
-
 import torch
 
 from common.attention import choose_attention
 from common.engine import BaseEngine
-from common.kv_tiers import make_tiers
 from common.loader import Loaded
 from common.memory import kv_bytes_left, pages_that_fit, parse_bytes
 from common.request import Request
@@ -43,9 +40,6 @@ class Engine(BaseEngine):
         kv_memory: int | str | None = None,
         page_size: int = 16,
         attention: str = "auto",
-        kv_host_memory: int | str | None = None,
-        kv_disk: Path | None = None,
-        kv_disk_memory: int | str = "10G",
     ):
         super().__init__(loaded)
         head_dim = self.config.head_dim
@@ -55,9 +49,6 @@ class Engine(BaseEngine):
         num_pages = pages_that_fit(budget, page_size, self.config.kv_bytes_per_token(self.dtype))
         self.cache = KVCache(loaded, num_pages, page_size, backend)  # raises MemoryError before pages are listed
         self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size)
-        pools = [pool.transpose(0, 1) for pool in (self.cache.k, self.cache.v)]
-        self.tiers, note = make_tiers(loaded, pools, page_size, kv_host_memory, kv_disk, kv_disk_memory)
-        self.scheduler.allocator.tree.tiers, self.startup_notes = self.tiers, self.startup_notes + note
 
     @property
     def max_model_len(self) -> int:
@@ -135,10 +126,4 @@ class Engine(BaseEngine):
             "prefix_tokens_asked": self.scheduler.tokens_asked,
             "prefix_tokens_hit": self.scheduler.tokens_hit,
             "preemptions": self.scheduler.preemptions,
-            **(self.tiers.stats() if self.tiers else {}),
         }
-
-    def close(self) -> None:
-        """Write cached pages to disk, if there is a place for them (beyond/host_tier.md)."""
-        if self.tiers:
-            self.tiers.close(self.scheduler.allocator.tree.unused)

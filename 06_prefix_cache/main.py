@@ -8,7 +8,6 @@ STAGE = Path(__file__).resolve().parent
 sys.path.insert(0, str(next(folder for folder in STAGE.parents if (folder / "common").is_dir())))
 
 from common.cli import run_stage
-from common.kv_tiers import add_arguments as add_tier_arguments
 from common.serving.options import add_server_arguments
 
 
@@ -25,7 +24,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     # In pieces of which size, and which kernels read them.
     engine.add_argument("--page-size", type=int, default=16, help="tokens in a page (default: 16)")
     engine.add_argument("--attention", default="auto", help="auto, torch, numba, triton or flash (default: auto)")
-    add_tier_arguments(engine)  # where evicted pages go
     engine.add_argument(
         "--kv-dtype", choices=["auto", "int8"], default="auto", help="int8: K and V in 8 bits (default: as --dtype)"
     )

@@ -24,6 +24,7 @@ request writes to a page of another, and the last token is always computed, sinc
 
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from common.request import Request
 from common.token_budget import ChunkPrice, check_token_budget
@@ -38,7 +39,6 @@ class Sequence:
     request: Request
     page_table: PageTable
     computed: int = 0
-    restoring: object = None  # what is being read from disk (beyond/host_tier.md); until then no token runs
 
     @property
     def remaining(self) -> int:
@@ -80,6 +80,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
+        self.tiers: Any = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
         self.preemptions = 0  # ever
         self.tokens_asked = self.tokens_hit = 0  # ever: of prompts, and of these found in the tree
 
@@ -92,23 +93,19 @@ class Scheduler:
         """Return what the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
         # Decodes come first: each is one token, and a client is reading along.
         chunks = []
-        if tiers := self.allocator.tree.tiers:
-            tiers.finish(self.running.values())
         for sequence in list(self.running.values()):
             # Skip a sequence that an older one has preempted in this step.
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
         budget = self.price.left(self.token_budget, [chunk.start for chunk in chunks])
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
-        prefilling = deque(each for each in self.running.values() if each.remaining > 1 and not each.restoring)
+        prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
-            if sequence.restoring:
-                continue
             chunks.append(self._chunk(sequence, budget))
             budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
             if not chunks[-1].completes:  # what is left does not buy its next token
                 break
-        return chunks or (self.schedule() if self.running else [])  # behind what is being read
+        return chunks
 
     def count_computed(self, chunks: list[Chunk]) -> None:
         """Count the tokens of a step as computed. Not before it is committed: a step may be interrupted."""
@@ -148,6 +145,8 @@ class Scheduler:
         """Admit the oldest waiting request; None if there is none or no room for it."""
         if not self.waiting or len(self.running) == self.max_running:
             return None
+        if self.tiers and not self.tiers.ready(self.waiting[0], wait=not self.running):
+            return None
         if (sequence := self._allocate(self.waiting[0])) is not None:
             request = self.waiting.popleft()
             self.running[request.request_id] = sequence
@@ -155,6 +154,8 @@ class Scheduler:
                 self.tokens_asked += request.num_tokens
                 self.tokens_hit += sequence.computed
                 request.cached_tokens = sequence.computed
+            if self.tiers:
+                self.tiers.restore(sequence)
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:
@@ -168,8 +169,6 @@ class Scheduler:
             self.allocator.release(table)
             return None
         self.allocator.extend(table, request.num_tokens)
-        if self.allocator.tree.tiers:
-            self.allocator.tree.tiers.restore(sequence)
         return sequence
 
     def _reuse(self, sequence: Sequence) -> None:

@@ -95,6 +95,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
+        self.tiers: Any = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
         self.speculation = speculation
         self.preemptions = 0  # ever
         self.tokens_asked = self.tokens_hit = 0  # ever: of prompts, and of these found in the tree
@@ -187,6 +188,8 @@ class Scheduler:
         """Admit the oldest waiting request; None if there is none or no room for it."""
         if not self.waiting or len(self.running) == self.max_running:
             return None
+        if self.tiers and not self.tiers.ready(self.waiting[0], wait=not self.running):
+            return None
         if (sequence := self._allocate(self.waiting[0])) is not None:
             request = self.waiting.popleft()
             self.running[request.request_id] = sequence
@@ -194,6 +197,8 @@ class Scheduler:
                 self.tokens_asked += request.num_tokens
                 self.tokens_hit += sequence.computed
                 request.cached_tokens = sequence.computed
+            if self.tiers:
+                self.tiers.restore(sequence)
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:

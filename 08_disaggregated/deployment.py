@@ -6,6 +6,7 @@ from typing import Any
 
 from common.acceleration.accelerate import make_engine
 from common.errors import InvalidInput, counted
+from common.kv_tiers import TierOptions
 from common.loader import Loaded
 from common.loader.draft import load_draft_model
 from common.memory import kv_bytes_left
@@ -50,6 +51,7 @@ class Engine(Router):
         load_format: str = "auto",
         graphs: bool | None = None,
         price: Any = None,  # a ChunkPrice, which the workers share
+        tiers: TierOptions = TierOptions(),  # each worker has its own memory, and all have one folder
     ):
         if replicas < 0 or prefill < 1 or decode < 1:
             given = f"{replicas} replicas, {prefill} for prefill, {decode} for decode"
@@ -70,7 +72,7 @@ class Engine(Router):
             kv_memory = kv_bytes_left(with_graphs, token_budget, scored, drawn=scored) // count
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs, "price": price}
-        options["num_draft_tokens"] = num_draft_tokens
+        options |= {"num_draft_tokens": num_draft_tokens, "tiers": tiers}
         # A prefill worker has one token to find, and nothing to draft. Short prompts wait for the piece that it runs.
         for_prefill = {"num_draft_tokens": 0, "token_budget": max(max_running, token_budget // 2)}
         roles = ["replica"] * replicas or ["prefill"] * prefill + ["decode"] * decode

@@ -52,6 +52,10 @@ class LocalFleet(Fleet):
         self.workers = [Worker(make(), LocalTransport()) for make in makers]
         self.due = [Event(number, worker.hello()) for number, worker in enumerate(self.workers)]
 
+    def close(self) -> None:
+        for worker in self.workers:
+            worker.engine.close()
+
     def send(self, number: int, mail: Mail) -> None:
         """Have the worker read the mail now."""
         self.workers[number].read(mail)

@@ -109,6 +109,7 @@ class Hello(NamedTuple):
     max_running: int
     startup_notes: str
     transport: str  # how pages travel to it
+    host_pages: int = 0  # that its host's memory keeps besides (common/kv_tiers.py)
 
 
 class Lost(NamedTuple):

@@ -103,7 +103,7 @@ class Handle:
     def __post_init__(self):
         if self.hello is not None:
             self.available = self.hello.num_pages
-            self.seen = SeenPages(self.hello.page_size, self.hello.num_pages)
+            self.seen = SeenPages(self.hello.page_size, self.hello.num_pages + self.hello.host_pages)
 
     @property
     def up(self) -> bool:

@@ -92,6 +92,7 @@ class Scheduler:
         self.reserved: dict[str, Sequence] = {}  # NEW in 08: their pages are being filled; then they run
         self.given_up: list[Sequence] = []  # NEW in 08: dropped, but their pages may still be written to
         self.allocator = PageAllocator(num_pages, page_size)
+        self.tiers: Any = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
         self.speculation = speculation
         self.preemptions = 0  # ever
         self.tokens_asked = self.tokens_hit = 0  # ever: of prompts, and of these found in the tree
@@ -223,6 +224,8 @@ class Scheduler:
         """Admit the oldest waiting request; None if there is none or no room for it."""
         if not self.waiting or len(self.running) + len(self.reserved) >= self.max_running:  # NEW in 08: + reserved
             return None
+        if self.tiers and not self.tiers.ready(self.waiting[0], wait=not self.running):
+            return None
         if (sequence := self._allocate(self.waiting[0])) is not None:
             request = self.waiting.popleft()
             self.running[request.request_id] = sequence
@@ -230,6 +233,8 @@ class Scheduler:
                 self.tokens_asked += request.num_tokens
                 self.tokens_hit += sequence.computed
                 request.cached_tokens = sequence.computed
+            if self.tiers:
+                self.tiers.restore(sequence)
         return sequence
 
     def _let_short_prompts_pass(self, prompts: deque[Sequence], budget: float) -> tuple[deque[Sequence], float]:

@@ -60,7 +60,8 @@ class Worker:
         allocator = self.scheduler.allocator
         sizes = allocator.num_pages, allocator.page_size, self.scheduler.max_running
         notes = self.engine.startup_notes, self.transport.description
-        return Hello(socket.gethostname(), time.perf_counter(), os.getpid(), *sizes, *notes)
+        host_pages = self.scheduler.tiers.slots if self.scheduler.tiers else 0
+        return Hello(socket.gethostname(), time.perf_counter(), os.getpid(), *sizes, *notes, host_pages)
 
     def run(self, mailbox: "SimpleQueue[Mail | None]") -> Iterator[Hello | Report]:
         """Say hello. Then take turn after turn while there is something to compute, else one for each mail."""

@@ -22,6 +22,8 @@ from types import ModuleType
 from .acceleration.accelerate import make_engine
 from .engine import BaseEngine
 from .errors import InvalidInput, expect_writable
+from .kv_tiers import TierOptions
+from .kv_tiers import add_arguments as add_tier_arguments
 from .loader import BITS, MODEL_IMPLS, QUANTIZATIONS, Loaded, chat_prompt, check_quantization, load_model
 from .loader.device import DTYPES, choose_device
 from .packages import packaged_model
@@ -93,6 +95,8 @@ def build_parser(description: str, verb: str = "") -> argparse.ArgumentParser:
     either = argparse.BooleanOptionalAction
     gpu.add_argument("--graphs", action=either, help="replay decode from CUDA graphs (default: from stage 05 on)")
     gpu.add_argument("--overlap", action=either, help="schedule while the GPU computes (default: in stages 04 to 06)")
+
+    add_tier_arguments(parser.add_argument_group("pages beside the device's memory, from stage 05 on"))
 
     sampling = parser.add_argument_group("sampling, with --prompt")
     sampling.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
@@ -171,8 +175,7 @@ def running_engine(stage: Path, args: argparse.Namespace) -> Iterator[tuple[Base
     try:
         yield engine, loaded
     finally:
-        if hasattr(engine, "close"):  # its processes must end before the interpreter does
-            engine.close()
+        engine.close()  # its processes must end before the interpreter does
         if args.trace:
             engine.trace.write_chrome_trace(args.trace)
 
@@ -201,6 +204,7 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
         raise InvalidInput("flash attention of torch reads no K and V of 8 bits: leave out --attention or --kv-dtype")
     options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
     options |= {"graphs": args.graphs, "overlap": args.overlap}
+    options["tiers"] = TierOptions(args.kv_host_memory, args.kv_disk, args.kv_disk_memory)
     workers_have_ranks = "tensor_parallel" in options  # stage 08: this process is none of the ranks
     check_quantization(args.quantization, choose_device(args.device, args.dtype)[0], args.tensor_parallel)
     if args.tensor_parallel == 1 or workers_have_ranks:

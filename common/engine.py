@@ -16,6 +16,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -44,6 +45,7 @@ class BaseEngine(ABC):
 
     idle_seconds: float | None = None  # `step` is due after this time even if no request is unfinished; None: never
     scores_prompts = False  # whether `accept` takes requests whose prompts are to be scored (serving/scoring.py)
+    tiers: Any = None  # pages beside the device's memory (kv_tiers.py)
     unavailable: str = ""  # if not "", why new requests should go to another server; any thread may read it
 
     def __init_subclass__(cls, **options):
@@ -141,7 +143,13 @@ class BaseEngine(ABC):
             "kv_tokens_reserved": 0,
             "steps": self.trace.steps,
             "generated_tokens": self._generated_tokens,
+            **(self.tiers.stats() if self.tiers else {}),
         }
+
+    def close(self) -> None:
+        """End what the engine has started, and write what is to outlive it. Afterwards it cannot be used."""
+        if self.tiers:
+            self.tiers.close()
 
     def generate(
         self, prompts: Sequence[str | Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None = None

@@ -1,24 +1,28 @@
-"""Pages beside the device's memory: what the prefix tree evicts stays on the host and on disk, and comes back.
+"""Pages beside the device's memory: what is evicted there stays on the host and on disk, and comes back.
 
 Agents and chats return to a text after minutes. By then its pages have been evicted, and all of it would be computed
 again. A page that comes back costs its bytes at the rate of a copy; one that is computed costs its tokens at the rate
-of a prefill, some ten times as much. vLLM has this as KV offloading, and LMCache (Cheng et al., 2025) as a store that
-engines share.
+of a prefill. vLLM has this as KV offloading, SGLang as HiCache, and LMCache (Cheng et al., 2025) as a store that engines
+share.
 
 A page is named by all that its K and V depend on: the model, the types, the page size, and every token up to its end
 (a chain of hashes, BLAKE2b, of 256 bits). So what is found under a name is right for whoever asks. On a CPU a second
 pool in the same memory would be a cheat, so there pages are kept in 8 bits (attention/int8.py), which take a half or a
-quarter; `exact` keeps them as they are.
+quarter.
+
+The stages ask in two places: who evicts a page calls `evict` or `keep_all`, who admits a request `ready` and `restore`.
 """
 
 import argparse
+import os
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,61 +30,73 @@ import torch
 from torch import Tensor
 
 from .attention.int8 import dequantize, quantize
+from .engine import BaseEngine
 from .errors import InvalidInput
 from .kv_disk import Disk
 from .loader import Loaded
 from .memory import parse_bytes
 from .model import SCALE_BYTES
+from .request import Request
 from .token_budget import pass_seconds
 
 NAME_BYTES = 32
-SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file
+SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file of weights
 MEASURED = 256  # tokens
 
 
-def name_of(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """Return the name of a page with these tokens, behind the page with the name `parent`."""
-    return blake2b(parent + array("q", tokens).tobytes(), digest_size=NAME_BYTES).digest()
+class TierOptions(NamedTuple):
+    """Bytes of the host's memory, a folder, and bytes in it: numbers, or texts such as "2G"; None: not used."""
+
+    host_memory: int | str | None = None
+    disk: Path | None = None
+    disk_memory: int | str = "10G"
 
 
 def add_arguments(parser: argparse._ArgumentGroup) -> None:
-    """Add the options that `make_tiers` needs."""
-    parser.add_argument("--kv-host-memory", metavar="SIZE", help="for evicted pages, beside the device's (default: none)")
-    parser.add_argument("--kv-disk", metavar="FOLDER", type=Path, help="for pages that outlive the server")
-    parser.add_argument("--kv-disk-memory", metavar="SIZE", default="10G", help="of that folder (default: 10G)")
+    """Add the options that make `TierOptions`."""
+    given = TierOptions()
+    parser.add_argument("--kv-host-memory", metavar="SIZE", help="for evicted pages, as 2G (default: they are dropped)")
+    parser.add_argument("--kv-disk", metavar="FOLDER", type=Path, help="for evicted pages, which outlive the server")
+    parser.add_argument(
+        "--kv-disk-memory", metavar="SIZE", default=given.disk_memory, help=f"default: {given.disk_memory}"
+    )
 
 
-def make_tiers(
-    loaded: Loaded,
-    pools: list[Tensor],
-    page_size: int,
-    kv_host_memory: int | str | None,
-    kv_disk: Path | None,
-    kv_disk_memory: int | str,
-) -> tuple["Tiers | None", str]:
-    """Return the tiers that were asked for, None if none were or a copy takes longer than to compute; and a note.
+def add_tiers(engine: BaseEngine, loaded: Loaded, options: TierOptions) -> str:
+    """Give an engine the tiers that are asked for, and return a note; none if a copy takes longer than to compute.
 
-    pools: as for `Tiers`. Raise InvalidInput if they cannot be had.
+    Raise InvalidInput if they cannot be had.
     """
-    if kv_host_memory is None:
-        if kv_disk is not None:
-            raise InvalidInput("--kv-disk needs memory on the host to read to: give --kv-host-memory, too")
-        return None, ""
-    tiers = Tiers(pools, page_size, root_name(loaded, page_size), parse_bytes(kv_host_memory))
-    copied, computed = tiers.page_seconds(), pass_seconds(loaded, MEASURED, times=2) * page_size / MEASURED
-    note = f", a page is copied from the host in {1e3 * copied:.2f} ms and computed in {1e3 * computed:.2f}"
+    if options.host_memory is None:
+        if options.disk is not None:
+            raise InvalidInput("what comes from --kv-disk goes through the host's memory: give --kv-host-memory, too")
+        return ""
+    scheduler = getattr(engine, "scheduler", None)
+    if not hasattr(scheduler, "tiers"):
+        raise InvalidInput("--kv-host-memory keeps pages, which stages 05 to 08 have: leave it out")
+    if loaded.shard.ranks > 1:
+        raise InvalidInput("ranks decide alike, and copies end when they end: leave out --kv-host-memory")
+    pools = [pool.transpose(0, 1) for pool in (engine.cache.k, engine.cache.v)]
+    size, tree = scheduler.allocator.page_size, getattr(scheduler.allocator, "tree", None)
+    tiers = Tiers(pools, size, root_name(loaded, size), parse_bytes(options.host_memory), tree)
+    copied, computed = tiers.page_seconds(), pass_seconds(loaded, MEASURED, times=2) * size / MEASURED
+    note = f"a page is copied from the host in {1e3 * copied:.2f} ms and computed in {1e3 * computed:.2f}"
     if copied >= computed:
-        return None, f"{note}: so none is kept there"
-    if kv_disk is not None:
-        shapes = [tuple(host.shape[1:]) for host in tiers.host]
-        tiers.disk = Disk(kv_disk, parse_bytes(kv_disk_memory), shapes, tiers.host[0].dtype)
-    return tiers, f"{note}: {tiers.slots * page_size:,} tokens are kept there{' in 8 bits' * tiers.narrows}"
+        return f"{note}, so the host keeps none"
+    if options.disk is not None:
+        tiers.disk = Disk(options.disk, parse_bytes(options.disk_memory), tiers.shapes, tiers.host[0].dtype)
+    engine.tiers = scheduler.tiers = tiers
+    if tree is not None:
+        tree.tiers = tiers
+    return f"{note}; the host keeps {tiers.slots * size:,} tokens{' in 8 bits' * tiers.narrows}"
 
 
 def root_name(loaded: Loaded, page_size: int) -> bytes:
     """Return the name of the empty text: a hash of what K and V depend on beside the text. Files are read in samples."""
     facts = loaded.config, loaded.dtype, loaded.kv_dtype, loaded.quantization, page_size
     found = blake2b(repr(facts).encode(), digest_size=NAME_BYTES)
+    if loaded.folder is None:  # weights made up at random: another process has others
+        return os.urandom(NAME_BYTES)
     files = [loaded.folder] if loaded.folder.is_file() else sorted(loaded.folder.glob("*.safetensors"))
     for file in files:
         size = file.stat().st_size
@@ -92,68 +108,81 @@ def root_name(loaded: Loaded, page_size: int) -> bytes:
     return found.digest()
 
 
-class Restoring(NamedTuple):
-    """Pages of one sequence that are being read from disk."""
-
-    reads: list[Future]
-    pages: Sequence[int]
-
-    def done(self) -> bool:
-        return all(read.done() for read in self.reads)
-
-
 class Tiers:
     """The pages of one engine that are not on its device. One thread uses this, the engine's.
 
     pools: the device's pages, `[pages, ...]` with rows of D numbers as the last dimension, one for each tensor that a
-    page has a part of. root: the name of the empty text, see `name_of`. host_bytes: of the host's memory. exact: keep
-    the pools' type on a CPU, too. Raise InvalidInput if not even one page fits in.
+    page has a part of. root: the name of the empty text, see `name_of`. host_bytes: of the host's memory. tree: of the
+    pages on the device, if the stage has one. exact: keep the pools' type on a CPU, too. Raise InvalidInput if not even
+    one page fits in.
     """
 
     def __init__(
-        self, pools: list[Tensor], page_size: int, root: bytes, host_bytes: int, exact: bool = False
+        self,
+        pools: list[Tensor],
+        page_size: int,
+        root: bytes,
+        host_bytes: int,
+        tree: Any = None,
+        exact: bool = False,
     ):
-        self.pools, self.page_size, self.root = pools, page_size, root
+        self.pools, self.page_size, self.root, self.tree = pools, page_size, root, tree
         self.disk: Disk | None = None
         self.on_gpu = pools[0].is_cuda
         self.narrows = not (self.on_gpu or exact or pools[0].dtype == torch.int8)
-        shapes = [pool.shape[1:] for pool in pools]
-        if self.narrows:
-            shapes = [(*shape[:-1], shape[-1] + SCALE_BYTES) for shape in shapes]
-        dtype = torch.int8 if self.narrows else pools[0].dtype
-        self.page_bytes = sum(torch.Size(shape).numel() for shape in shapes) * dtype.itemsize
+        extra, dtype = (SCALE_BYTES, torch.int8) if self.narrows else (0, pools[0].dtype)
+        self.shapes = [(*pool.shape[1:-1], pool.shape[-1] + extra) for pool in pools]
+        self.page_bytes = sum(torch.Size(shape).numel() for shape in self.shapes) * dtype.itemsize
         self.slots = host_bytes // self.page_bytes
         if self.slots < 1:
             raise InvalidInput(f"a page takes {self.page_bytes:,} bytes: give a larger --kv-host-memory")
-        # Memory that is never written is not taken from the system, but for pinned memory, which is taken at once.
-        self.host = [torch.empty((self.slots, *shape), dtype=dtype, pin_memory=self.on_gpu) for shape in shapes]
+        # The system gives memory when it is written to; pinned memory at once.
+        self.host = [torch.empty((self.slots, *shape), dtype=dtype, pin_memory=self.on_gpu) for shape in self.shapes]
         self.free = list(range(self.slots))[::-1]
         self.kept: OrderedDict[bytes, int] = OrderedDict()  # names and slots, the least recently used first
         self.names: dict[Any, bytes] = {}  # of nodes in the tree
+        self.reading: tuple[str, dict[bytes, Future]] = ("", {})  # from disk: for which request, and what
         self.stream = torch.cuda.Stream(pools[0].device) if self.on_gpu else None
-        self.hits = {"host": 0, "disk": 0}  # tokens, ever
+        self.host_tokens = self.disk_tokens = 0  # ever: that came back from the host, and of these first from disk
         self.bytes_out = self.bytes_in = 0  # ever: from the device, and to it
 
     # ---- From the device ----
 
-    def keep(self, node: Any) -> None:
-        """Copy the page of a node that leaves the tree."""
-        name = self.name(node)
+    def evict(self, node: Any) -> None:
+        """Keep the page of a node that leaves the tree."""
+        self.keep(self.name(node), node.page)
         del self.names[node]
+
+    def keep_all(self, sequence: Any) -> None:
+        """Keep the full pages of a sequence that is preempted, where there is no tree to hold them."""
+        names = self.chain(sequence.request, sequence.computed)
+        for name, page in reversed([*zip(names, sequence.page_table.pages, strict=False)]):  # the first is used last
+            self.keep(name, page)
+
+    def keep(self, name: bytes, page: int) -> None:
+        """Copy a page to the host, and to disk."""
         if name in self.kept:
             self.kept.move_to_end(name)
             return
-        slot = self.free.pop() if self.free else self.kept.popitem(last=False)[1]
-        self.kept[name] = slot
+        parts = self.take_slot(name)
         with self.copying():
-            for pool, host in zip(self.pools, self.host, strict=True):
-                page = pool[node.page]
-                host[slot].copy_(quantize(page) if self.narrows else page, non_blocking=True)
+            for pool, part in zip(self.pools, parts, strict=True):
+                part.copy_(quantize(pool[page]) if self.narrows else pool[page], non_blocking=True)
         self.bytes_out += self.page_bytes
-        if self.disk is not None and name not in self.disk:
-            if self.on_gpu:
-                self.stream.synchronize()
-            self.disk.write(name, [host[slot].clone() for host in self.host])
+        self.write(name)
+
+    def write(self, name: bytes, wait: bool = False) -> None:
+        """Write a page that the host keeps to disk, unless it is there. wait: if too many are being written."""
+        if self.disk is None or name in self.disk:
+            return
+        if self.stream is not None:
+            self.stream.synchronize()
+        self.disk.write(name, [host[self.kept[name]].clone() for host in self.host], wait)
+
+    def take_slot(self, name: bytes) -> list[Tensor]:
+        """Return where the host keeps a page from now on, in place of the one that was used least recently."""
+        slot = self.kept[name] = self.free.pop() if self.free else self.kept.popitem(last=False)[1]
+        return [host[slot] for host in self.host]
 
     def name(self, node: Any) -> bytes:
         """Return the name of a node's page."""
@@ -166,58 +195,75 @@ class Tiers:
             name = self.names[node] = name_of(name, node.tokens)
         return name
 
+    def chain(self, request: Request, tokens: int) -> list[bytes]:
+        """Return the names of the full pages of a request's first tokens."""
+        names, size = [self.root], self.page_size
+        for start in range(0, tokens - size + 1, size):
+            names.append(name_of(names[-1], request.token_ids_between(start, start + size)))
+        return names[1:]
+
     # ---- Back to it ----
 
-    def restore(self, sequence: Any) -> None:
-        """Fill pages of a sequence behind those that it found in the tree, and count their tokens as computed.
+    def ready(self, request: Request, wait: bool) -> bool:
+        """Begin to read from disk what a request that is to be admitted needs; return whether the host has it.
 
-        What lies on disk is read meanwhile: then `sequence.restoring` says so, until `finish` has filled them. The last
-        token is always left to be computed, since its logits are wanted.
+        wait: until it has, since nothing else can run. Behind a file that cannot be used, pages are computed.
         """
-        table, size, request = sequence.page_table, self.page_size, sequence.request
-        name = self.name(table.path[-1]) if table.path else self.root
-        reads: list[Future] = []
-        while request.num_tokens - (start := sequence.computed + size * len(reads)) > size:
-            name = name_of(name, request.token_ids_between(start, start + size))
-            page = table.pages[start // size]
-            if name in self.kept and not reads:
-                self.kept.move_to_end(name)
-                self.fill(page, [host[self.kept[name]] for host in self.host])
-                self.count(sequence, "host")
-            elif self.disk is not None and name in self.disk:
-                reads.append(self.disk.read(name))
-            else:
-                break
-        if reads:
-            first = sequence.computed // size
-            sequence.restoring = Restoring(reads, table.pages[first : first + len(reads)])
+        if self.reading[0] != request.request_id:
+            names = self.wanted(request)
+            for name in names:
+                if name in self.kept:
+                    self.kept.move_to_end(name)
+            on_disk = [name for name in names if name not in self.kept]
+            self.reading = request.request_id, {name: self.disk.read(name) for name in on_disk}
+        reads = self.reading[1]
+        if not wait and not all(read.done() for read in reads.values()):
+            return False
+        for name, read in reads.items():
+            if name not in self.kept and (parts := read.result()) is not None:
+                for part, found in zip(self.take_slot(name), parts, strict=True):
+                    part.copy_(found)
+                self.disk_tokens += self.page_size
+        self.reading = request.request_id, {}
+        return True
 
-    def finish(self, sequences: Collection[Any]) -> None:
-        """Fill what has been read for sequences that wait; wait with them if no other sequence can run meanwhile.
+    def wanted(self, request: Request) -> list[bytes]:
+        """Return the names of the pages that a request lacks on the device and that are elsewhere, the last one first.
 
-        Behind a file that cannot be used, pages are computed.
+        A page is worth nothing without those before it: they are used last, so that they are forgotten last.
         """
-        restoring = [sequence for sequence in sequences if sequence.restoring]
-        for sequence in restoring:
-            if len(restoring) < len(sequences) and not sequence.restoring.done():
-                continue
-            found, sequence.restoring = sequence.restoring, None
-            for read, page in zip(found.reads, found.pages, strict=True):
-                if (parts := read.result()) is None:
+        node, names = self.tree and self.tree.root, []
+        for place, name in enumerate(self.chain(request, request.num_tokens - 1)[: self.slots]):
+            if node is not None:
+                start = place * self.page_size
+                node = node.children.get(tuple(request.token_ids_between(start, start + self.page_size)))
+            if node is None:
+                if name not in self.kept and not (self.disk and name in self.disk):
                     break
-                self.fill(page, parts)
-                self.count(sequence, "disk")
+                names.append(name)
+        return names[::-1]
+
+    def restore(self, sequence: Any) -> None:
+        """Fill a sequence's pages behind those that it found in the tree, and count their tokens as computed.
+
+        The last token is always left to be computed, since its logits are wanted.
+        """
+        request, first = sequence.request, sequence.computed // self.page_size
+        names = self.chain(request, request.num_tokens - 1)[first:]
+        found = list(takewhile(self.kept.__contains__, names))
+        for name, page in zip(found, sequence.page_table.pages[first:], strict=False):
+            self.fill(page, [host[self.kept[name]] for host in self.host])
+        tokens = len(found) * self.page_size
+        self.host_tokens += tokens
+        sequence.computed += tokens
+        if not (request.preempted or request.token_ids):  # otherwise they may be its own
+            request.cached_tokens += tokens
 
     def fill(self, page: int, parts: list[Tensor]) -> None:
         with self.copying():
             for pool, part in zip(self.pools, parts, strict=True):
                 pool[page].copy_(dequantize(part, pool.dtype) if self.narrows else part, non_blocking=True)
         self.bytes_in += self.page_bytes
-
-    def count(self, sequence: Any, tier: str) -> None:
-        sequence.computed += self.page_size
-        sequence.request.cached_tokens += self.page_size
-        self.hits[tier] += self.page_size
 
     @contextmanager
     def copying(self) -> Iterator[None]:
@@ -241,23 +287,36 @@ class Tiers:
         for _ in range(3):  # the first is slower
             start = time.perf_counter()
             self.fill(0, parts)
-            if self.on_gpu:
+            if self.stream is not None:
                 self.stream.synchronize()
-        return time.perf_counter() - start
+        seconds = time.perf_counter() - start
+        self.bytes_in = 0
+        return seconds
 
     def stats(self) -> dict[str, float]:
+        pages = {"host": (len(self.kept), self.slots)}
+        if self.disk:
+            pages["disk"] = self.disk.pages, self.disk.slots
         return {
-            "kv_host_tokens": len(self.kept) * self.page_size,
-            "kv_host_tokens_capacity": self.slots * self.page_size,
-            **{f"kv_{tier}_tokens_hit": tokens for tier, tokens in self.hits.items()},
+            **{f"kv_{tier}_tokens": kept * self.page_size for tier, (kept, _) in pages.items()},
+            **{f"kv_{tier}_tokens_capacity": slots * self.page_size for tier, (_, slots) in pages.items()},
+            "kv_host_tokens_hit": self.host_tokens,
+            "kv_disk_tokens_hit": self.disk_tokens,
             "kv_bytes_to_host": self.bytes_out,
             "kv_bytes_from_host": self.bytes_in,
-        } | (self.disk.stats() if self.disk else {})
+        }
 
-    def close(self, nodes: Sequence[Any]) -> None:
-        """Write what the tree and the host hold to disk, if there is one: the next server finds it."""
+    def close(self) -> None:
+        """Write to disk what the tree holds and no request uses, the newest of it: the next server finds it."""
         if self.disk is None:
             return
-        for node in nodes:
-            self.keep(node)
+        newest = islice(reversed(self.tree.unused if self.tree else {}), self.disk.slots)
+        for node in reversed([*newest]):
+            self.keep(self.name(node), node.page)
+            self.write(self.names[node], wait=True)
         self.disk.close()
+
+
+def name_of(parent: bytes, tokens: list[int] | tuple[int, ...]) -> bytes:
+    """Return the name of a page with these tokens, behind the page with the name `parent`."""
+    return blake2b(parent + array("q", tokens).tobytes(), digest_size=NAME_BYTES).digest()

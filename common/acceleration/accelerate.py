@@ -12,6 +12,7 @@ import torch
 from ..engine import BaseEngine
 from ..errors import InvalidInput, counted
 from ..fused.packed import slowness_of_bfloat16
+from ..kv_tiers import TierOptions, add_tiers
 from ..loader import Loaded
 from ..memory import graph_bytes
 from ..model import Transformer
@@ -30,20 +31,26 @@ def make_engine(
     loaded: Loaded,
     graphs: bool | None = None,
     overlap: bool | None = None,
+    tiers: TierOptions = TierOptions(),
     **options,
 ) -> BaseEngine:
     """Return `engine_class(loaded, **options)`, with graphs for decode and the overlapped loop if wanted.
 
-    graphs, overlap: None turns them on on a GPU, where the engine allows them. Raise InvalidInput if they are asked for
+    graphs, overlap: None turns them on on a GPU, where the engine allows them. tiers: for evicted pages. Raise InvalidInput if they are asked for
     and not possible. The options token_budget, and price of a chunk, are what `choose_token_budget` finds, unless they
     are given.
     """
     with current(loaded.device):
-        return make_on_current_device(engine_class, loaded, graphs, overlap, options)
+        return make_on_current_device(engine_class, loaded, graphs, overlap, tiers, options)
 
 
 def make_on_current_device(
-    engine_class: type[BaseEngine], loaded: Loaded, graphs: bool | None, overlap: bool | None, options: dict
+    engine_class: type[BaseEngine],
+    loaded: Loaded,
+    graphs: bool | None,
+    overlap: bool | None,
+    tiers: TierOptions,
+    options: dict,
 ) -> BaseEngine:
     """See `make_engine`."""
     parameters, on_gpu = inspect.signature(engine_class).parameters, loaded.device.type == "cuda"
@@ -70,7 +77,7 @@ def make_on_current_device(
         models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2  # "auto" may mean the small bundled one
         loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most, models))
     if "graphs" in parameters:  # it has workers, and each makes its own
-        engine = made(loaded, graphs=graphs, price=price, **options)
+        engine = made(loaded, graphs=graphs, price=price, tiers=tiers, **options)
         engine.startup_notes += f", {note}" * bool(note)
         return engine
     note = ", ".join(filter(None, [note, getattr(loaded.model, "products", "")]))
@@ -80,6 +87,7 @@ def make_on_current_device(
     if price is not None and scheduler is not None:  # a learner's own may count tokens alone, and not look at it
         scheduler.price = price
     engine.startup_notes = ", ".join(filter(None, [engine.startup_notes, note]))
+    engine.startup_notes = ", ".join(filter(None, [engine.startup_notes, add_tiers(engine, loaded, tiers)]))
     attention = getattr(getattr(engine, "cache", None), "attention", None)
     if hasattr(attention, "expect"):
         attention.expect(scheduler.max_running)

@@ -51,7 +51,7 @@ class Loaded:
     sampling_defaults: dict[str, float] = field(default_factory=dict)  # of the checkpoint, for servers
     reserved_bytes: int = 0  # of the GPU's memory, for what is made after the engine: graphs
     note: str = ""  # one line, if the model is transformers' own: why
-    folder: Path | None = None  # or the file that it was loaded from
+    folder: Path | None = None  # or the file that the weights were loaded from
     quantization: str = "none"  # as it was asked for
 
     @property
@@ -124,7 +124,8 @@ def load_model(
                 quantize(model, quantization)
         model = choose_model(model, fused)
     config = config if model is None else model.config
-    return Loaded(model, tokenizer, config, eos_token_ids, name, device, dtype, shard, defaults, 0, note, folder, quantization)
+    origin = {"note": note, "folder": folder if load_format == "auto" else None, "quantization": quantization}
+    return Loaded(model, tokenizer, config, eos_token_ids, name, device, dtype, shard, defaults, **origin)
 
 
 def check_quantization(quantization: str, device: torch.device, ranks: int) -> None:

@@ -36,8 +36,7 @@ def watching(stage: str, loaded, *options: str, **engine_options) -> Iterator:
                 server.watched.pace.ask("resume")
                 server.engine_thread.deadline = 0  # no test waits for what it has left open
     finally:
-        if hasattr(engine, "close"):
-            engine.close()
+        engine.close()
 
 
 def take(server, steps: int) -> None:

@@ -6,9 +6,14 @@ import { colour, fill, inks, mark, tint } from "inspector/marks";
 const TINY = 7; // units: a smaller square has no room for a frame, a letter or a second owner
 const CROSS_STEPS = 15; // how long the pages of a preempted request stay crossed out, unless they are taken
 const CROSS_SECONDS = 1.5; // of the reader's, and at least
+const TIERS = { host: "the host keeps", disk: "the disk keeps" }; // with `--kv-host-memory` and `--kv-disk`
+const TIER_HEIGHT = 34; // units: words, and below them two rows of squares
 
-export function drawPages({ context, width, height, store, moment, time, speed, selection }) {
+export function drawPages({ context, width, height: whole, store, moment, time, speed, selection }) {
   const { pages, page_size: pageSize } = store.hello.sizes;
+  const tiers = Object.keys(TIERS).filter((tier) => moment.stats[`kv_${tier}_tokens_capacity`]);
+  const height = whole - tiers.length * TIER_HEIGHT;
+  tiers.forEach((tier, row) => drawTier(context, width, height + row * TIER_HEIGHT, moment.stats, tier, pageSize));
   const { size: cell, columns, shown } = squares(width, height, pages, 3, 40);
   const owners = ownersOf(store, moment, pageSize);
   const cached = new Set(moment.memory.tree.map(([page]) => page));
@@ -55,6 +60,21 @@ export function drawPages({ context, width, height, store, moment, time, speed, 
   };
   const sums = `${used}${kept}, ${count(pages - owners.size - idle)} free. ${one}${drawn}`;
   return { cell, columns, owners, cached, at, sums };
+}
+
+// Pages that were evicted and can come back, of which nobody knows the owner. Where they are many, a square is several.
+function drawTier(context, width, top, stats, tier, pageSize) {
+  const [kept, slots] = ["", "_capacity"].map((which) => stats[`kv_${tier}_tokens${which}`] / pageSize);
+  const { size, columns } = squares(width, 16, slots, 8, 16);
+  const each = Math.ceil(slots / (columns * Math.max(1, Math.floor(16 / size))));
+  const { soft, line } = inks();
+  const words = `${TIERS[tier]} ${count(kept)} of ${count(slots)} pages${each > 1 ? `; a square is ${each}` : ""}`;
+  write(context, words, 0, top + 13, soft, { size: 11 });
+  for (let at = 0; at * each < slots; at++) {
+    const [x, y] = [(at % columns) * size, top + 17 + Math.floor(at / columns) * size];
+    if (at * each < kept) mark(context, "cached", soft, x, y, size - 1, size - 1);
+    else frame(context, line, x, y, size - 1, size - 1);
+  }
 }
 
 // page -> [{request, place in its table, tokens in it, tokens of it that the draft model has read}]

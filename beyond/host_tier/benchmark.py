@@ -1,0 +1,145 @@
+"""What is it worth to keep evicted pages on the host, and what does it cost those who never come back?
+
+Method. Stage 06 in one process, without HTTP, with memory for a quarter of all conversations. Each conversation has its
+first turn, one after the other; then each comes back, and sends all of it with a few tokens more. Time to first token
+of the turns that come back: computed again, from the host, and from the disk after a restart. Then prompts that share
+nothing, with a host tier and without, in turn, so that the machine's own changes meet both alike.
+
+Expectation. A page of SmolLM2 takes milliseconds to compute and some tenths of one to copy, so what is left of a turn
+is its new tokens. Prompts that never come back pay for the copies out: a page each in 16 tokens.
+"""
+
+import statistics
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from common.acceleration.accelerate import make_engine
+from common.bench import plots
+from common.bench.engine_load import engine_load
+from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.run import run_benchmark
+from common.bench.settings import Settings
+from common.bench.tables import Rows
+from common.bench.workloads import Job, page_prompt
+from common.engine import BaseEngine
+from common.kv_tiers import TierOptions
+from common.loader import Loaded
+from common.sampling import SamplingParams
+from common.stages import load_engine
+
+STAGE = "06_prefix_cache"
+LABELS = {"computed": "computed again", "host": "from the host", "disk": "from the disk, after a restart"}
+SIZES = {
+    **{"conversations": 30, "fit": 8, "turn": 512, "more": 32, "answer": 16, "host": "2G"},
+    **{"clients": 8, "prompts": 24, "prompt": 512, "output": 32, "rounds": 5},
+}
+QUICK = {"conversations": 12, "fit": 3, "rounds": 3}
+TINY = {
+    **{"conversations": 4, "fit": 1, "turn": 64, "more": 8, "answer": 4},
+    **{"clients": 2, "prompts": 2, "prompt": 64, "output": 4, "rounds": 1},
+}
+
+
+def measure(settings: Settings, sizes: dict) -> Figures:
+    loaded, figures = settings.load(), {}
+    with TemporaryDirectory() as folder:
+        kinds = {
+            "computed": TierOptions(),
+            "host": TierOptions(sizes["host"]),
+            "disk": TierOptions(sizes["host"], Path(folder)),
+        }
+        for kind, tiers in kinds.items():
+            engine = new_engine(loaded, sizes, tiers)
+            said = [turn(engine, page_prompt(loaded, sizes["turn"], i), sizes) for i in range(sizes["conversations"])]
+            if kind == "disk":
+                engine.close()
+                engine = new_engine(loaded, sizes, tiers)
+            again = [text.all_token_ids + page_prompt(loaded, sizes["more"], f"more {i}") for i, text in enumerate(said)]
+            ttft = [turn(engine, prompt, sizes).timings.time_to_first_token for prompt in again]
+            figures[f"{kind}_ttft_ms"] = 1e3 * statistics.median(ttft)
+            engine.close()
+    return figures | nothing_shared(loaded, sizes)
+
+
+def new_engine(loaded: Loaded, sizes: dict, tiers: TierOptions) -> BaseEngine:
+    """Return a warm engine with memory for `fit` conversations, all of which has been touched."""
+    tokens = sizes["fit"] * (sizes["turn"] + sizes["more"] + 2 * sizes["answer"] + 16)
+    memory = tokens * loaded.config.kv_bytes_per_token(loaded.dtype)
+    engine = make_engine(load_engine(STAGE), loaded, tiers=tiers, token_budget=256, kv_memory=memory)
+    for pages in (engine.cache.k, engine.cache.v):
+        pages.zero_()
+    turn(engine, page_prompt(loaded, sizes["more"], "warm-up"), sizes)
+    return engine
+
+
+def turn(engine: BaseEngine, prompt: list[int], sizes: dict):
+    """Return the request for one turn of a conversation, answered."""
+    [request] = engine.generate([prompt], SamplingParams(max_tokens=sizes["answer"], ignore_eos=True))
+    return request
+
+
+def nothing_shared(loaded: Loaded, sizes: dict) -> Figures:
+    """Return output tokens per second of prompts that share nothing, and what share of it is left with a host tier."""
+    engines = {kind: new_engine(loaded, sizes, TierOptions(host)) for kind, host in (("off", None), ("on", sizes["host"]))}
+    rates: dict[str, list[float]] = {kind: [] for kind in engines}
+    for number in range(1 + sizes["rounds"]):
+        prompts = [page_prompt(loaded, sizes["prompt"], f"{number}/{i}") for i in range(sizes["prompts"])]
+        for kind, engine in list(engines.items())[:: 1 if number % 2 else -1]:
+            result = engine_load(engine, [Job(each, sizes["output"]) for each in prompts], concurrency=sizes["clients"])
+            if number:  # the first round is a warm-up, and fills the memory
+                rates[kind].append(result.throughput)
+    shares = [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
+    return {"off_tokens_per_second": rates["off"], "on_tokens_per_second": rates["on"], "share": statistics.median(shares)}
+
+
+def draw(document: dict, png: Path) -> None:
+    figures = document["sides"][STAGE]
+    times = {label: figures[f"{kind}_ttft_ms"] for kind, label in LABELS.items()}
+    ratio = document["headline"]["ratio"]["median"]
+    message = f"A conversation that comes back waits {ratio:.0f} times less when its pages come from the host"
+    remark = f"{document['sizes']['conversations']} conversations in turn, memory for {document['sizes']['fit']}."
+    with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):
+        plots.bars(panel, ["05", "06", "06"], list(times.values()), list(times))
+        plots.axes(panel, "", "time to first token (ms)")
+
+
+def report(document: dict) -> dict[str, Rows]:
+    figures = document["sides"][STAGE]
+    base = figures["computed_ttft_ms"]["median"]
+    rows = [["a turn that comes back", "time to first token, ms", "of computing again"]]
+    for kind, label in LABELS.items():
+        median = figures[f"{kind}_ttft_ms"]["median"]
+        rows.append([label, plots.short(median), f"{median / base:.2f}"])
+    share = figures["share"]
+    rates = [plots.short(figures[f"{kind}_tokens_per_second"]["median"][0]) for kind in ("off", "on")]
+    throughput = [
+        ["nothing shared", "output tokens/s", "share, in turn"],
+        ["without a host tier", rates[0], ""],
+        ["with one", rates[1], f"{share['median']:.3f} ({share['min']:.3f} to {share['max']:.3f})"],
+    ]
+    return {"returning": rows, "throughput": throughput}
+
+
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={STAGE: measure},
+    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    draw=draw,
+    headline=Headline(
+        "first token of a turn that comes back",
+        "ms",
+        (STAGE,),
+        lambda sizes, side: {kind: side[f"{kind}_ttft_ms"] for kind in ("computed", "host")},
+        more_is_better=False,
+    ),
+    seconds={"full": 300, "quick": 60},
+    report=report,
+)
+
+if __name__ == "__main__":
+    run_benchmark(BENCHMARK)

@@ -6,7 +6,7 @@ from typing import Any
 
 from common.acceleration.accelerate import make_engine
 from common.errors import InvalidInput, counted
-from common.kv_tiers import TierOptions
+from common.kv_tiers import NO_TIERS, TierOptions
 from common.loader import Loaded
 from common.loader.draft import load_draft_model
 from common.memory import kv_bytes_left
@@ -51,7 +51,7 @@ class Engine(Router):
         load_format: str = "auto",
         graphs: bool | None = None,
         price: Any = None,  # a ChunkPrice, which the workers share
-        tiers: TierOptions = TierOptions(),  # each worker has its own memory, and all have one folder
+        tiers: TierOptions = NO_TIERS,  # each worker has its own memory, and all have one folder
     ):
         if replicas < 0 or prefill < 1 or decode < 1:
             given = f"{replicas} replicas, {prefill} for prefill, {decode} for decode"

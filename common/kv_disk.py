@@ -1,14 +1,16 @@
 """A folder of pages, which outlives the server and which several servers may share.
 
 Each page is a file of its own, named by its prefix (kv_tiers.py), in the format safetensors, with a checksum over its
-name and its numbers. It is written beside its place and renamed, so that no reader sees half of it. A file that is torn,
-from elsewhere or damaged does not have the checksum, the shape or the type, and is ignored. Whoever may write to the
-folder may write checksums too, so it is as trusted as weights are. The files that were used least recently are removed
-when they take more than `most_bytes`; a file's time of modification says when it was used.
+name and its numbers. It is written beside its place and renamed, so that no reader sees half of it. A file that is
+torn, from elsewhere or damaged does not have the checksum, the shape or the type, and is removed. Whoever may write to
+the folder may write checksums too, so it is as trusted as weights are. The files that were used least recently are
+removed when they take more than `most_bytes`; a file's time of modification says when it was used.
 """
 
 import logging
 import os
+import re
+import secrets
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,13 +18,12 @@ from hashlib import blake2b
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save_file
+from safetensors.torch import load, save
 from torch import Tensor
 
 from .errors import InvalidInput
 
-ENDING, UNFINISHED = ".kv", ".part"
+OURS = re.compile(r"[0-9a-f]{64}\.(kv|[0-9a-f]{8}\.part)")
 HEADER_BYTES = 4096  # more than the head of a file takes
 MOST_WAITING = 256  # pages that wait to be written; more are dropped, since an engine does not wait for a disk
 KEPT_SHARE, LOOK_SHARE = 0.9, 0.02  # of `most_bytes`: what is left after a look, and what is written before the next
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 class Disk:
     """The files of pages with these shapes and this type. `write` and `read` return at once; a thread does the work.
 
-    Raise InvalidInput if the folder cannot be had.
+    Raise InvalidInput if the folder cannot be had. Two threads: reads do not wait for writes.
     """
 
     def __init__(self, folder: Path, most_bytes: int, shapes: list[tuple[int, ...]], dtype: torch.dtype):
@@ -42,41 +43,49 @@ class Disk:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise InvalidInput(f"no pages can be kept in {folder} ({error.strerror}): give another --kv-disk") from error
+            message = f"no pages can be kept in {folder} ({error.strerror}): give another --kv-disk"
+            raise InvalidInput(message) from error
         self.room = threading.BoundedSemaphore(MOST_WAITING)
-        self.bytes, self.unseen, self.dropped = 0, 0, 0  # as of the last look; written since; pages, ever
-        self.thread = ThreadPoolExecutor(1, "kv-disk")
-        self.thread.submit(self._look)
+        self.bytes = self.unseen = 0  # as of the last look; written since
+        self.fails = False
+        self.writer, self.reader = ThreadPoolExecutor(1, "kv-writer"), ThreadPoolExecutor(1, "kv-reader")
+        self.writer.submit(self._look)
 
     def __contains__(self, name: bytes) -> bool:
-        return self.path(name).exists()
+        return os.path.isfile(self.path(name))
 
     def path(self, name: bytes) -> Path:
-        return self.folder / f"{name.hex()}{ENDING}"
+        return self.folder / f"{name.hex()}.kv"
 
     def write(self, name: bytes, parts: list[Tensor], wait: bool = False) -> None:
         """Write a page soon; parts: its own from now on. wait: if too many others wait; otherwise it is dropped."""
         if self.room.acquire(blocking=wait):
-            self.thread.submit(self._write, name, parts)
-        else:
-            self.dropped += 1
+            self.writer.submit(self._write, name, parts)
+
+    def touch(self, name: bytes) -> None:
+        """Note that a page is used; this may not be ours to say."""
+        with suppress(OSError):
+            os.utime(self.path(name))
 
     def read(self, name: bytes) -> "Future[list[Tensor] | None]":
         """Return what will be the parts of a page, or None if its file is not as it was written."""
-        return self.thread.submit(self._read, name)
+        return self.reader.submit(self._read, name)
 
     def _write(self, name: bytes, parts: list[Tensor]) -> None:
         self.room.release()
         path = self.path(name)
-        beside = path.with_suffix(f".{os.getpid()}{UNFINISHED}")
+        beside = path.with_suffix(f".{secrets.token_hex(4)}.part")
         try:
-            save_file({"checksum": checksum(name, parts), **dict(zip("kv", parts, strict=True))}, beside)
+            beside.write_bytes(save({"checksum": checksum(name, parts), **dict(zip("kv", parts, strict=True))}))
             os.replace(beside, path)
+            self.fails = False
             self.unseen += self.page_bytes
             if self.unseen > LOOK_SHARE * self.most_bytes or self.bytes + self.unseen > self.most_bytes:
                 self._look()
-        except (OSError, SafetensorError) as error:  # a full disk, a folder that has gone
-            log.warning("a page was not written to %s: %s", self.folder, error)
+        except OSError as error:  # a full disk, a folder that has gone
+            if not self.fails:
+                log.warning("no pages are written to %s until there is room: %s", self.folder, error)
+            self.fails = True
             with suppress(OSError):
                 beside.unlink()
 
@@ -90,11 +99,11 @@ class Disk:
                 raise ValueError("it holds another kind of page")
             if not torch.equal(found["checksum"], checksum(name, parts)):
                 raise ValueError("its checksum is another")
-            os.utime(path)
+            self.touch(name)
             return parts
-        except FileNotFoundError:  # another server may have removed it
+        except OSError:  # another server may have removed it
             return None
-        except (OSError, KeyError, ValueError, SafetensorError) as error:
+        except Exception as error:  # whatever a file may hold
             log.warning("%s is removed and its page computed: %s", path.name, error)
             with suppress(OSError):
                 path.unlink()
@@ -105,7 +114,7 @@ class Disk:
         files, self.unseen = [], 0
         for entry in os.scandir(self.folder):
             with suppress(OSError):  # another server may have removed it
-                if entry.name.endswith((ENDING, UNFINISHED)):
+                if OURS.fullmatch(entry.name):
                     files.append((entry.stat().st_mtime_ns, entry.stat().st_size, entry.path))
         self.bytes = sum(size for _, size, _ in files)
         most = self.most_bytes if self.bytes <= self.most_bytes else KEPT_SHARE * self.most_bytes
@@ -127,7 +136,8 @@ class Disk:
 
     def close(self) -> None:
         """Wait until everything is written."""
-        self.thread.shutdown()
+        self.writer.shutdown()
+        self.reader.shutdown()
 
 
 def checksum(name: bytes, parts: list[Tensor]) -> Tensor:

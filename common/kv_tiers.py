@@ -2,8 +2,8 @@
 
 Agents and chats return to a text after minutes. By then its pages have been evicted, and all of it would be computed
 again. A page that comes back costs its bytes at the rate of a copy; one that is computed costs its tokens at the rate
-of a prefill. vLLM has this as KV offloading, SGLang as HiCache, and LMCache (Cheng et al., 2025) as a store that engines
-share.
+of a prefill. vLLM has this as KV offloading, SGLang as HiCache, and LMCache (Cheng et al., 2025) as a store that
+engines share.
 
 A page is named by all that its K and V depend on: the model, the types, the page size, and every token up to its end
 (a chain of hashes, BLAKE2b, of 256 bits). So what is found under a name is right for whoever asks. On a CPU a second
@@ -17,7 +17,7 @@ import argparse
 import os
 import time
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -37,11 +37,11 @@ from .loader import Loaded
 from .memory import parse_bytes
 from .model import SCALE_BYTES
 from .request import Request
+from .terminal import note
 from .token_budget import pass_seconds
 
 NAME_BYTES = 32
 SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file of weights
-MEASURED = 256  # tokens
 
 
 class TierOptions(NamedTuple):
@@ -52,14 +52,23 @@ class TierOptions(NamedTuple):
     disk_memory: int | str = "10G"
 
 
+NO_TIERS = TierOptions()
+
+
 def add_arguments(parser: argparse._ArgumentGroup) -> None:
     """Add the options that make `TierOptions`."""
-    given = TierOptions()
     parser.add_argument("--kv-host-memory", metavar="SIZE", help="for evicted pages, as 2G (default: they are dropped)")
-    parser.add_argument("--kv-disk", metavar="FOLDER", type=Path, help="for evicted pages, which outlive the server")
     parser.add_argument(
-        "--kv-disk-memory", metavar="SIZE", default=given.disk_memory, help=f"default: {given.disk_memory}"
+        "--kv-disk", metavar="FOLDER", type=absolute, help="for evicted pages, which outlive the server"
     )
+    parser.add_argument(
+        "--kv-disk-memory", metavar="SIZE", default=NO_TIERS.disk_memory, help=f"default: {NO_TIERS.disk_memory}"
+    )
+
+
+def absolute(text: str) -> Path:
+    """Return a path that means the same to workers, whose current folder may be another one."""
+    return Path(text).expanduser().absolute()
 
 
 def add_tiers(engine: BaseEngine, loaded: Loaded, options: TierOptions) -> str:
@@ -79,28 +88,32 @@ def add_tiers(engine: BaseEngine, loaded: Loaded, options: TierOptions) -> str:
     pools = [pool.transpose(0, 1) for pool in (engine.cache.k, engine.cache.v)]
     size, tree = scheduler.allocator.page_size, getattr(scheduler.allocator, "tree", None)
     tiers = Tiers(pools, size, root_name(loaded, size), parse_bytes(options.host_memory), tree)
-    copied, computed = tiers.page_seconds(), pass_seconds(loaded, MEASURED, times=2) * size / MEASURED
-    note = f"a page is copied from the host in {1e3 * copied:.2f} ms and computed in {1e3 * computed:.2f}"
+    tokens = min(scheduler.token_budget, loaded.config.context_length)
+    copied, computed = tiers.page_seconds(), pass_seconds(loaded, tokens, times=2) * size / tokens
+    times = f"a page is copied from the host in {1e3 * copied:.2f} ms and computed in {1e3 * computed:.2f}"
     if copied >= computed:
-        return f"{note}, so the host keeps none"
+        return f"{times}, so the host keeps none"
     if options.disk is not None:
         tiers.disk = Disk(options.disk, parse_bytes(options.disk_memory), tiers.shapes, tiers.host[0].dtype)
     engine.tiers = scheduler.tiers = tiers
     if tree is not None:
         tree.tiers = tiers
-    return f"{note}; the host keeps {tiers.slots * size:,} tokens{' in 8 bits' * tiers.narrows}"
+    return f"{times}; the host keeps {tiers.slots * size:,} tokens{' in 8 bits' * tiers.narrows}"
 
 
 def root_name(loaded: Loaded, page_size: int) -> bytes:
-    """Return the name of the empty text: a hash of what K and V depend on beside the text. Files are read in samples."""
-    facts = loaded.config, loaded.dtype, loaded.kv_dtype, loaded.quantization, page_size
+    """Return the name of the empty text: a hash of what K and V depend on beside the text, and of how pages are kept.
+
+    Files of weights count with their time of modification, their size and samples of their contents.
+    """
+    facts = loaded.config, loaded.dtype, loaded.kv_dtype, loaded.quantization, loaded.device.type, page_size
     found = blake2b(repr(facts).encode(), digest_size=NAME_BYTES)
     if loaded.folder is None:  # weights made up at random: another process has others
         return os.urandom(NAME_BYTES)
     files = [loaded.folder] if loaded.folder.is_file() else sorted(loaded.folder.glob("*.safetensors"))
     for file in files:
         size = file.stat().st_size
-        found.update(size.to_bytes(8, "big"))
+        found.update(repr((size, file.stat().st_mtime_ns)).encode())
         with file.open("rb") as opened:
             for sample in range(SAMPLES):
                 opened.seek(size * sample // SAMPLES)
@@ -141,9 +154,10 @@ class Tiers:
         self.free = list(range(self.slots))[::-1]
         self.kept: OrderedDict[bytes, int] = OrderedDict()  # names and slots, the least recently used first
         self.names: dict[Any, bytes] = {}  # of nodes in the tree
+        self.copied: deque[tuple[bytes, torch.cuda.Event | None]] = deque()  # to be written to disk, and when they may
         self.reading: tuple[str, dict[bytes, Future]] = ("", {})  # from disk: for which request, and what
         self.stream = torch.cuda.Stream(pools[0].device) if self.on_gpu else None
-        self.host_tokens = self.disk_tokens = 0  # ever: that came back from the host, and of these first from disk
+        self.asked = self.host_tokens = self.disk_tokens = 0  # ever: wanted, come back from the host, read from disk
         self.bytes_out = self.bytes_in = 0  # ever: from the device, and to it
 
     # ---- From the device ----
@@ -155,34 +169,45 @@ class Tiers:
 
     def keep_all(self, sequence: Any) -> None:
         """Keep the full pages of a sequence that is preempted, where there is no tree to hold them."""
+        sequence.request.preempted = True  # what it finds when it returns is no hit
         names = self.chain(sequence.request, sequence.computed)
         for name, page in reversed([*zip(names, sequence.page_table.pages, strict=False)]):  # the first is used last
             self.keep(name, page)
 
-    def keep(self, name: bytes, page: int) -> None:
-        """Copy a page to the host, and to disk."""
+    def keep(self, name: bytes, page: int, wait: bool = False) -> None:
+        """Copy a page to the host, and to disk. wait: even if too many are being written."""
         if name in self.kept:
             self.kept.move_to_end(name)
-            return
-        parts = self.take_slot(name)
-        with self.copying():
-            for pool, part in zip(self.pools, parts, strict=True):
-                part.copy_(quantize(pool[page]) if self.narrows else pool[page], non_blocking=True)
-        self.bytes_out += self.page_bytes
-        self.write(name)
+        else:
+            with self.slot_for(name) as parts, self.copying():
+                for pool, part in zip(self.pools, parts, strict=True):
+                    part.copy_(quantize(pool[page]) if self.narrows else pool[page], non_blocking=True)
+            self.bytes_out += self.page_bytes
+        if self.disk is not None:
+            self.copied.append((name, self.stream.record_event() if self.stream else None))
+            self.write_copied(wait)
 
-    def write(self, name: bytes, wait: bool = False) -> None:
-        """Write a page that the host keeps to disk, unless it is there. wait: if too many are being written."""
-        if self.disk is None or name in self.disk:
-            return
-        if self.stream is not None:
-            self.stream.synchronize()
-        self.disk.write(name, [host[self.kept[name]].clone() for host in self.host], wait)
+    def write_copied(self, wait: bool) -> None:
+        """Write pages to disk that the host has by now."""
+        while self.copied and (wait or self.stream is None or self.copied[0][1].query()):
+            name, event = self.copied.popleft()
+            if event is not None:
+                event.synchronize()
+            if name in self.disk:
+                self.disk.touch(name)
+            elif name in self.kept:
+                self.disk.write(name, [host[self.kept[name]].clone() for host in self.host], wait)
 
-    def take_slot(self, name: bytes) -> list[Tensor]:
-        """Return where the host keeps a page from now on, in place of the one that was used least recently."""
-        slot = self.kept[name] = self.free.pop() if self.free else self.kept.popitem(last=False)[1]
-        return [host[slot] for host in self.host]
+    @contextmanager
+    def slot_for(self, name: bytes) -> Iterator[list[Tensor]]:
+        """Give the place of the page that was used least recently; it has this name once it is filled."""
+        slot = self.free.pop() if self.free else self.kept.popitem(last=False)[1]
+        try:
+            yield [host[slot] for host in self.host]
+        except BaseException:
+            self.free.append(slot)
+            raise
+        self.kept[name] = slot
 
     def name(self, node: Any) -> bytes:
         """Return the name of a node's page."""
@@ -219,10 +244,13 @@ class Tiers:
         reads = self.reading[1]
         if not wait and not all(read.done() for read in reads.values()):
             return False
+        if reads and self.stream is not None:
+            self.stream.synchronize()  # a place that is given may still be copied from
         for name, read in reads.items():
-            if name not in self.kept and (parts := read.result()) is not None:
-                for part, found in zip(self.take_slot(name), parts, strict=True):
-                    part.copy_(found)
+            if name not in self.kept and (found := read.result()) is not None:
+                with self.slot_for(name) as parts:
+                    for part, one in zip(parts, found, strict=True):
+                        part.copy_(one)
                 self.disk_tokens += self.page_size
         self.reading = request.request_id, {}
         return True
@@ -251,23 +279,25 @@ class Tiers:
         request, first = sequence.request, sequence.computed // self.page_size
         names = self.chain(request, request.num_tokens - 1)[first:]
         found = list(takewhile(self.kept.__contains__, names))
-        for name, page in zip(found, sequence.page_table.pages[first:], strict=False):
-            self.fill(page, [host[self.kept[name]] for host in self.host])
+        with self.copying():
+            for name, page in zip(found, sequence.page_table.pages[first:], strict=False):
+                self.fill(page, [host[self.kept[name]] for host in self.host])
+        self.reading = "", {}  # if it is preempted, it is looked for again
         tokens = len(found) * self.page_size
+        self.asked += request.num_tokens - sequence.computed
         self.host_tokens += tokens
         sequence.computed += tokens
         if not (request.preempted or request.token_ids):  # otherwise they may be its own
             request.cached_tokens += tokens
 
     def fill(self, page: int, parts: list[Tensor]) -> None:
-        with self.copying():
-            for pool, part in zip(self.pools, parts, strict=True):
-                pool[page].copy_(dequantize(part, pool.dtype) if self.narrows else part, non_blocking=True)
+        for pool, part in zip(self.pools, parts, strict=True):
+            pool[page].copy_(dequantize(part, pool.dtype) if self.narrows else part, non_blocking=True)
         self.bytes_in += self.page_bytes
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Copy beside the GPU's kernels: behind those it has been given, and before those it is given next."""
+        """Copy between the kernels that a GPU has been given and those that it is given next, while Python goes on."""
         if self.stream is None:
             yield
             return
@@ -286,7 +316,8 @@ class Tiers:
             part.zero_()
         for _ in range(3):  # the first is slower
             start = time.perf_counter()
-            self.fill(0, parts)
+            with self.copying():
+                self.fill(0, parts)
             if self.stream is not None:
                 self.stream.synchronize()
         seconds = time.perf_counter() - start
@@ -300,6 +331,7 @@ class Tiers:
         return {
             **{f"kv_{tier}_tokens": kept * self.page_size for tier, (kept, _) in pages.items()},
             **{f"kv_{tier}_tokens_capacity": slots * self.page_size for tier, (_, slots) in pages.items()},
+            "kv_host_tokens_asked": self.asked,
             "kv_host_tokens_hit": self.host_tokens,
             "kv_disk_tokens_hit": self.disk_tokens,
             "kv_bytes_to_host": self.bytes_out,
@@ -310,10 +342,10 @@ class Tiers:
         """Write to disk what the tree holds and no request uses, the newest of it: the next server finds it."""
         if self.disk is None:
             return
-        newest = islice(reversed(self.tree.unused if self.tree else {}), self.disk.slots)
-        for node in reversed([*newest]):
-            self.keep(self.name(node), node.page)
-            self.write(self.names[node], wait=True)
+        newest = [*islice(reversed(self.tree.unused if self.tree else {}), self.disk.slots)]
+        note(f"writing {len(newest):,} pages to {self.disk.folder}")
+        for node in reversed(newest):
+            self.keep(self.name(node), node.page, wait=True)
         self.disk.close()
 
 

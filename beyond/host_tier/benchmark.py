@@ -58,7 +58,9 @@ def measure(settings: Settings, sizes: dict) -> Figures:
             if kind == "disk":
                 engine.close()
                 engine = new_engine(loaded, sizes, tiers)
-            again = [text.all_token_ids + page_prompt(loaded, sizes["more"], f"more {i}") for i, text in enumerate(said)]
+            again = [
+                text.all_token_ids + page_prompt(loaded, sizes["more"], f"more {i}") for i, text in enumerate(said)
+            ]
             ttft = [turn(engine, prompt, sizes).timings.time_to_first_token for prompt in again]
             figures[f"{kind}_ttft_ms"] = 1e3 * statistics.median(ttft)
             engine.close()
@@ -84,7 +86,9 @@ def turn(engine: BaseEngine, prompt: list[int], sizes: dict):
 
 def nothing_shared(loaded: Loaded, sizes: dict) -> Figures:
     """Return output tokens per second of prompts that share nothing, and what share of it is left with a host tier."""
-    engines = {kind: new_engine(loaded, sizes, TierOptions(host)) for kind, host in (("off", None), ("on", sizes["host"]))}
+    engines = {
+        kind: new_engine(loaded, sizes, TierOptions(host)) for kind, host in (("off", None), ("on", sizes["host"]))
+    }
     rates: dict[str, list[float]] = {kind: [] for kind in engines}
     for number in range(1 + sizes["rounds"]):
         prompts = [page_prompt(loaded, sizes["prompt"], f"{number}/{i}") for i in range(sizes["prompts"])]
@@ -93,7 +97,11 @@ def nothing_shared(loaded: Loaded, sizes: dict) -> Figures:
             if number:  # the first round is a warm-up, and fills the memory
                 rates[kind].append(result.throughput)
     shares = [on / off for on, off in zip(rates["on"], rates["off"], strict=True)]
-    return {"off_tokens_per_second": rates["off"], "on_tokens_per_second": rates["on"], "share": statistics.median(shares)}
+    return {
+        "off_tokens_per_second": rates["off"],
+        "on_tokens_per_second": rates["on"],
+        "share": statistics.median(shares),
+    }
 
 
 def draw(document: dict, png: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from ..engine import BaseEngine
 from ..errors import InvalidInput, counted
 from ..fused.packed import slowness_of_bfloat16
-from ..kv_tiers import TierOptions, add_tiers
+from ..kv_tiers import NO_TIERS, TierOptions, add_tiers
 from ..loader import Loaded
 from ..memory import graph_bytes
 from ..model import Transformer
@@ -31,14 +31,14 @@ def make_engine(
     loaded: Loaded,
     graphs: bool | None = None,
     overlap: bool | None = None,
-    tiers: TierOptions = TierOptions(),
+    tiers: TierOptions = NO_TIERS,
     **options,
 ) -> BaseEngine:
     """Return `engine_class(loaded, **options)`, with graphs for decode and the overlapped loop if wanted.
 
-    graphs, overlap: None turns them on on a GPU, where the engine allows them. tiers: for evicted pages. Raise InvalidInput if they are asked for
-    and not possible. The options token_budget, and price of a chunk, are what `choose_token_budget` finds, unless they
-    are given.
+    graphs, overlap: None turns them on on a GPU, where the engine allows them. tiers: for evicted pages. Raise
+    InvalidInput if they are asked for and not possible. The options token_budget, and price of a chunk, are what
+    `choose_token_budget` finds, unless they are given.
     """
     with current(loaded.device):
         return make_on_current_device(engine_class, loaded, graphs, overlap, tiers, options)
@@ -77,7 +77,8 @@ def make_on_current_device(
         models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2  # "auto" may mean the small bundled one
         loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most, models))
     if "graphs" in parameters:  # it has workers, and each makes its own
-        engine = made(loaded, graphs=graphs, price=price, tiers=tiers, **options)
+        asked = {"tiers": tiers} if tiers != NO_TIERS else {}  # a learner's own need not know of them
+        engine = made(loaded, graphs=graphs, price=price, **asked, **options)
         engine.startup_notes += f", {note}" * bool(note)
         return engine
     note = ", ".join(filter(None, [note, getattr(loaded.model, "products", "")]))

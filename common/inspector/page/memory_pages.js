@@ -48,7 +48,7 @@ export function drawPages({ context, width, height: whole, store, moment, time, 
   const used = `${count(owners.size)} of ${count(pages)} pages in use`;
   const at = (x, y) => {
     const page = Math.floor(y / cell) * columns + Math.floor(x / cell);
-    if (x >= columns * cell || page >= pages) return null;
+    if (x >= columns * cell || page >= shown) return null;
     const text = moment.memory.texts.get(page);
     const state = cached.has(page) ? "cached, no request uses it" : "free";
     const mine = owners.get(page) ?? [];

@@ -18,7 +18,6 @@ on nothing but seed and position, in float32 it goes on with the tokens it would
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from common.request import Request
 from common.token_budget import ChunkPrice, check_token_budget
@@ -74,7 +73,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
-        self.tiers: Any = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
+        self.tiers = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
         self.preemptions = 0  # ever
 
     def add(self, request: Request) -> None:

@@ -24,7 +24,6 @@ request writes to a page of another, and the last token is always computed, sinc
 
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from common.request import Request
 from common.token_budget import ChunkPrice, check_token_budget
@@ -80,7 +79,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
-        self.tiers: Any = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
+        self.tiers = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
         self.preemptions = 0  # ever
         self.tokens_asked = self.tokens_hit = 0  # ever: of prompts, and of these found in the tree
 

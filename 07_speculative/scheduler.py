@@ -95,7 +95,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
-        self.tiers: Any = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
+        self.tiers = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
         self.speculation = speculation
         self.preemptions = 0  # ever
         self.tokens_asked = self.tokens_hit = 0  # ever: of prompts, and of these found in the tree

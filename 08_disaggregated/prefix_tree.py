@@ -6,7 +6,6 @@ depends on a hash being unique. The idea is RadixAttention's (Zheng et al., 2024
 """
 
 from collections import Counter, OrderedDict
-from typing import Any
 
 
 class Node:
@@ -33,7 +32,7 @@ class PrefixTree:
         self.root = Node(None, (), -1)
         self.unused: OrderedDict[Node, None] = OrderedDict()
         self.size = 0  # nodes, the root not counted
-        self.tiers: Any = None  # where evicted pages go, if anywhere (common/kv_tiers.py)
+        self.tiers = None  # where evicted pages go, if anywhere (common/kv_tiers.py)
 
     def follow(self, path: list[Node], tokens: list[int]) -> Node | None:
         """Return the node with these tokens below a path from the root, with one more user; None if there is none."""

@@ -92,7 +92,7 @@ class Scheduler:
         self.reserved: dict[str, Sequence] = {}  # NEW in 08: their pages are being filled; then they run
         self.given_up: list[Sequence] = []  # NEW in 08: dropped, but their pages may still be written to
         self.allocator = PageAllocator(num_pages, page_size)
-        self.tiers: Any = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
+        self.tiers = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
         self.speculation = speculation
         self.preemptions = 0  # ever
         self.tokens_asked = self.tokens_hit = 0  # ever: of prompts, and of these found in the tree

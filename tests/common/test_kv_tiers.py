@@ -207,7 +207,7 @@ def test_two_servers_share_a_folder(make, documents, tmp_path):
 
 
 def test_a_folder_takes_no_more_than_it_may(tmp_path):
-    page = [torch.full((4096,), 1.0)] * 2
+    page = [torch.full((4096,), 1.0), torch.full((4096,), 2.0)]
     size = 2 * page[0].nbytes
     disk = Disk(tmp_path, 10 * size, [(4096,)] * 2, torch.float32)
     names = [bytes([number]) * 32 for number in range(30)]

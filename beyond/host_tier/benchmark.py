@@ -34,8 +34,8 @@ from common.stages import load_engine
 STAGE = "06_prefix_cache"
 LABELS = {"computed": "computed again", "host": "from the host", "disk": "from the disk, after a restart"}
 SIZES = {
-    **{"conversations": 30, "fit": 8, "turn": 512, "more": 32, "answer": 16, "host": "2G"},
-    **{"clients": 8, "prompts": 24, "prompt": 512, "output": 32, "rounds": 5},
+    **{"conversations": 30, "fit": 8, "turn": 512, "more": 32, "answer": 8, "host": "1G"},
+    **{"clients": 8, "prompts": 16, "prompt": 512, "output": 16, "rounds": 5},
 }
 QUICK = {"conversations": 12, "fit": 3, "rounds": 3}
 TINY = {

@@ -59,7 +59,7 @@ export function newest(store, time, speed) {
   );
   if (!hit) return NOTHING;
   const found = `${count(hit.cached)} of its ${count(hit.promptTokens)} prompt tokens`;
-  return { text: `${hit.letter} found ${found} in the tree: they were not run.`, isLoss: false };
+  return { text: `${hit.letter} found ${found} cached: they were not run.`, isLoss: false };
 }
 
 function preemption(store, step) {

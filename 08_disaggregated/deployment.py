@@ -23,9 +23,9 @@ class Engine(Router):
 
     replicas: the number of workers that do the whole job; 0: `prefill` and `decode` workers instead. workers: "local"
     for workers in this process, one after the other; "ray" for a process each, on this machine or on the cluster at
-    ray_address. tensor_parallel: processes that share each worker's model (Ray only). hang_seconds: a silent worker is
-    ended and replaced. wait_seconds: how long requests wait while no worker is up. device, dtype, load_format: for
-    workers that load the model themselves; None: as `loaded` has it. The others are options of WorkerEngine.
+    ray_address. hang_seconds: a silent worker is ended and replaced. wait_seconds: how long requests wait while no
+    worker is up. device, dtype, load_format: for workers that load the model themselves; None: as `loaded` has it. The
+    others are options of WorkerEngine.
     """
 
     def __init__(
@@ -38,7 +38,6 @@ class Engine(Router):
         ray_address: str | None = None,
         hang_seconds: float = 60.0,
         wait_seconds: float = 60.0,
-        tensor_parallel: int = 1,
         max_running: int = 64,
         token_budget: int = 256,
         kv_memory: int | str | None = None,
@@ -61,10 +60,6 @@ class Engine(Router):
         if hang_seconds <= HEARTBEAT_SECONDS:
             often = f"an idle worker reports every {HEARTBEAT_SECONDS:g} s"
             raise InvalidInput(f"hang_seconds is {hang_seconds:g}, and {often}: give at least 2")
-        if tensor_parallel < 1:
-            raise InvalidInput(f"tensor_parallel must be at least 1, not {tensor_parallel}")
-        if tensor_parallel > 1 and (workers == "local" or num_draft_tokens is None):
-            raise InvalidInput("ranks decide alike: with --tensor-parallel, give --workers ray and --num-draft-tokens")
         if kv_memory is None and loaded.device.type == "cuda" and workers == "local":
             scored, count = max_running * (1 + MAX_DRAFT_TOKENS), replicas or prefill + decode
             load_draft_model(draft, loaded)  # the workers share its weights; graphs each has of its own
@@ -91,7 +86,7 @@ class Engine(Router):
                 "load_format": load_format,
                 "kv_dtype": "int8" if loaded.config.kv_int8 else "auto",
             }
-            fleet = RayFleet(model, each, tensor_parallel, ray_address, hang_seconds)
+            fleet = RayFleet(model, each, ray_address, hang_seconds)
         else:
             raise InvalidInput(f"workers must be 'local' or 'ray', not {workers!r}")
         try:

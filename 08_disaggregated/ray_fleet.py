@@ -23,9 +23,7 @@ import torch
 from common.acceleration.accelerate import make_engine
 from common.distributed import page_transport
 from common.distributed.cluster import Cluster, describe, ray
-from common.distributed.ranked import POLL_SECONDS, OnAllRanks, RankedTransport
-from common.loader import Loaded, load_model
-from common.parallel.ranks import Ranks
+from common.loader import load_model
 from common.process import freeze_loaded_objects, join_all, run_on_temporary_thread
 
 from .engine import WorkerEngine
@@ -48,15 +46,12 @@ class WorkerProcess:
     def __init__(self):
         self.mailbox: SimpleQueue[Mail | None] = SimpleQueue()
 
-    def load(self, model: dict[str, Any], options: dict[str, Any], ranks: int, threads: int, loopback: bool) -> None:
-        """Load the model and make the worker, which spans `ranks` processes of this machine."""
+    def load(self, model: dict[str, Any], options: dict[str, Any], threads: int, loopback: bool) -> None:
+        """Load the model and make the worker."""
         torch.set_num_threads(threads)
-        if ranks == 1:
-            loaded = run_on_temporary_thread(lambda: load_model(**model))
-            engine = run_on_temporary_thread(lambda: make_engine(WorkerEngine, loaded, **options))
-            self.worker = Worker(engine, page_transport(loopback), wake=partial(self.mailbox.put, LOOK))
-        else:
-            self.worker = worker_on_ranks(Ranks(ranks, **model), options, loopback)
+        loaded = run_on_temporary_thread(lambda: load_model(**model))
+        engine = run_on_temporary_thread(lambda: make_engine(WorkerEngine, loaded, **options))
+        self.worker = Worker(engine, page_transport(loopback), wake=partial(self.mailbox.put, LOOK))
         freeze_loaded_objects()
 
     @ray.method(concurrency_group="mail")
@@ -71,37 +66,16 @@ class WorkerProcess:
 
     def run(self) -> Iterator[Hello | Report]:
         """Work for ever."""
-        yield from Worker.run(self.worker, self.mailbox)
-
-
-def make_worker(loaded: Loaded, options: dict[str, Any], loopback: bool) -> Worker:
-    """Return one rank's part of a worker."""
-    transport = RankedTransport(page_transport(loopback), loaded.shard, loaded.device)
-    return Worker(make_engine(WorkerEngine, loaded, **options), transport)
-
-
-def worker_on_ranks(ranks: Ranks, options: dict[str, Any], loopback: bool) -> OnAllRanks:
-    """Return a worker whose engine runs on all ranks in step."""
-    with ranks.in_step():
-        ranks.tell("make", __name__, "make_worker", options, loopback)
-        worker = make_worker(ranks.loaded, options, loopback)
-    ranks.answers()
-    worker.poll_seconds = POLL_SECONDS
-    return OnAllRanks(worker, ranks)
+        yield from self.worker.run(self.mailbox)
 
 
 class RayFleet(Fleet):
-    """A process for each of `options`, in a Ray cluster. model: arguments of `load_model`; weights do not travel.
+    """A process for each of `options`, in a Ray cluster. model: arguments of `load_model`; weights do not travel."""
 
-    ranks: processes, on one machine, that share each worker's model.
-    """
-
-    def __init__(
-        self, model: dict[str, Any], options: list[dict[str, Any]], ranks: int, address: str | None, hang_seconds: float
-    ):
-        self.cluster = Cluster(address, len(options), ranks, model["device"])
-        self.description = self.cluster.description + (f" of {ranks} ranks" if ranks > 1 else "")
-        self.model, self.ranks, self.hang_seconds = model | {"device": self.cluster.device}, ranks, hang_seconds
+    def __init__(self, model: dict[str, Any], options: list[dict[str, Any]], address: str | None, hang_seconds: float):
+        self.cluster = Cluster(address, len(options), model["device"])
+        self.description = self.cluster.description
+        self.model, self.hang_seconds = model | {"device": self.cluster.device}, hang_seconds
         self.options = [one | {"gpu_share": self.cluster.gpu_share()} for one in options]
         self.closing = threading.Event()
         self.inbox: SimpleQueue[tuple[Event, Any]] = SimpleQueue()  # with the actor
@@ -167,7 +141,7 @@ class RayFleet(Fleet):
         make = ray.remote(concurrency_groups={"mail": 1})(WorkerProcess)
         actor = make.options(**self.cluster.actor_options(number)).remote()
         self.actors[number] = actor  # from here on `close` ends it, also while it loads
-        here = self.ranks, self.cluster.threads(number), self.cluster.loopback
+        here = self.cluster.threads(number), self.cluster.loopback
         with self.cluster.measuring():
             loading = actor.load.remote(self.model, self.options[number], *here)
             give_up = time.monotonic() + START_SECONDS

@@ -10,7 +10,6 @@ On the decode side an order passes three queues, which SGLang's decode server ha
 `in_transfer`, and the scheduler's `running`.
 """
 
-import math
 import os
 import socket
 import time
@@ -36,10 +35,7 @@ class Worker:
     """An engine, its transport and its orders. `engine` is the stage's WorkerEngine.
 
     wake: called from any thread when a transfer has ended, since an idle worker sleeps until there is mail.
-    poll_seconds: how often to look at transfers all the same.
     """
-
-    poll_seconds = math.inf
 
     def __init__(self, engine, transport: KVTransport, wake: Callable[[], None] = lambda: None):
         self.engine, self.transport, self.wake = engine, transport, wake
@@ -69,8 +65,7 @@ class Worker:
         busy, beat = False, time.monotonic()
         while True:
             patience = 0 if busy else max(0, beat - time.monotonic())
-            arriving = self.in_transfer or self.given_up
-            for mail in collect(mailbox, min(patience, self.poll_seconds) if arriving else patience):
+            for mail in collect(mailbox, patience):
                 if mail is not LOOK:
                     self.read(mail)
             due = time.monotonic() >= beat

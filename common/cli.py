@@ -87,8 +87,8 @@ def build_parser(description: str, verb: str = "") -> argparse.ArgumentParser:
         type=int,
         default=1,
         metavar="N",
-        help="split every layer over N processes, each with its own GPU or its share of the CPU's cores; memory for K "
-        "and V is per process (default: 1)",
+        help="in stages 01 to 07: split every layer over N processes, each with its own GPU or its share of the CPU's "
+        "cores; memory for K and V is per process (default: 1)",
     )
 
     gpu = parser.add_argument_group("on a GPU")
@@ -205,28 +205,28 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
     options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
     options |= {"graphs": args.graphs, "overlap": args.overlap}
     options["tiers"] = TierOptions(args.kv_host_memory, args.kv_disk, args.kv_disk_memory)
-    workers_have_ranks = "tensor_parallel" in options  # stage 08: this process is none of the ranks
     check_quantization(args.quantization, choose_device(args.device, args.dtype)[0], args.tensor_parallel)
-    if args.tensor_parallel == 1 or workers_have_ranks:
-        if workers_have_ranks and args.workers == "ray" and not args.demo and not measures_budget(args):
-            model["load_format"] = "none"  # memory is for the workers
-        if workers_have_ranks and args.workers == "ray" and args.model_impl != "auto":
-            raise InvalidInput(
-                "workers in processes choose the model themselves: leave out --model-impl, or use stage 07"
-            )
-        if workers_have_ranks and args.workers == "ray" and args.quantization in BITS:
-            raise InvalidInput(
-                "workers in processes load weights as they are: leave out --quantization, or use stage 07"
-            )
+    if args.tensor_parallel == 1:
+        if options.get("workers") == "ray":
+            if args.model_impl != "auto":
+                raise InvalidInput(
+                    "workers in processes choose the model themselves: leave out --model-impl, or use stage 07"
+                )
+            if args.quantization in BITS:
+                raise InvalidInput(
+                    "workers in processes load weights as they are: leave out --quantization, or use stage 07"
+                )
+            if not args.demo and not measures_budget(args):
+                model["load_format"] = "none"  # memory is for the workers
         loaded = load_model(args.model, model_impl=args.model_impl, quantization=args.quantization, **model)
         return loaded, make_engine(engine_class, loaded, **options)
+    from .parallel.engine import Ranks, TensorParallelEngine, check_deterministic
+
+    check_deterministic(engine_class, options)  # before the ranks start, which takes seconds
     if args.model_impl == "transformers":
         raise InvalidInput("--tensor-parallel splits common/model.py alone: leave it out, or --model-impl transformers")
     if args.demo:  # a demo builds more engines, and the other ranks would not know of them
         raise InvalidInput("--demo runs in one process: with --tensor-parallel use --prompt or --serve")
-    from .parallel.engine import Ranks, TensorParallelEngine, check_deterministic
-
-    check_deterministic(engine_class, options)  # before the ranks start, which takes seconds
     ranks = Ranks(args.tensor_parallel, args.model, **model)
     return ranks.loaded, TensorParallelEngine(ranks, stage, **options)
 

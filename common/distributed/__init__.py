@@ -1,7 +1,7 @@
 """Workers in processes of their own, on one machine or several: Ray's cluster, and how pages get from one to another.
 
 cluster.py places the workers, joining.py starts or joins Ray; nixl_transport.py and object_transport.py move pages;
-ranked.py runs one worker on several ranks; options.py has the command line.
+options.py has the command line.
 """
 
 import os

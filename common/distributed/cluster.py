@@ -43,13 +43,12 @@ OWN_CORES = 0.01  # that a worker reserves in a Ray of our own: any number of wo
 class Cluster:
     """Join a Ray and reserve places for `count` workers, spread over its machines. A process has one at a time.
 
-    address: host:port of a running Ray; None starts one. ranks: the number of GPUs of each worker, all in one machine
-    (on the CPU: the number of cores that it reserves in a running Ray). If there are fewer GPUs than workers of one
-    rank, workers share them. device: "auto", "cuda" or "cpu". Raise InvalidInput if the address has no Ray, or the
-    cluster too few resources. The cluster ends with `close`, or with the process.
+    address: host:port of a running Ray; None starts one. In a running Ray each worker reserves a core. If there are
+    fewer GPUs than workers, workers share them. device: "auto", "cuda" or "cpu". Raise InvalidInput if the address has
+    no Ray, or the cluster too few resources. The cluster ends with `close`, or with the process.
     """
 
-    def __init__(self, address: str | None, count: int, ranks: int = 1, device: str = "auto"):
+    def __init__(self, address: str | None, count: int, device: str = "auto"):
         if device not in ("auto", "cuda", "cpu"):
             raise InvalidInput(f"workers under Ray cannot run on {device!r}: use auto, cuda or cpu")
         if ray.is_initialized():
@@ -64,9 +63,7 @@ class Cluster:
         self._measuring = threading.Lock()
         self._closing: Future[None] = Future()
         self._joined: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=self._hold, args=(address, count, ranks, device), name="ray", daemon=True
-        )
+        self._thread = threading.Thread(target=self._hold, args=(address, count, device), name="ray", daemon=True)
         atexit.register(self.close)  # before Ray's own, which was registered earlier
         try:
             self._thread.start()
@@ -92,7 +89,7 @@ class Cluster:
         }
 
     def threads(self, number: int) -> int:
-        """Return the number of threads of worker `number`, all its ranks together: its share of its machine's cores.
+        """Return the number of threads of worker `number`: its share of its machine's cores.
 
         The workers of a machine compute at the same time, and more threads than cores would wait for each other
         (common/process.py).
@@ -125,7 +122,7 @@ class Cluster:
             if self._joined.done():
                 self._thread.join(CLOSE_SECONDS)
 
-    def _hold(self, address: str | None, count: int, ranks: int, device: str) -> None:
+    def _hold(self, address: str | None, count: int, device: str) -> None:
         """Join Ray, reserve places and wait for `close`: Ray's processes end with the thread that runs this method.
 
         While another thread still asks Ray for something, its shutdown may end this process with status 1. So all that
@@ -138,7 +135,7 @@ class Cluster:
                 join_ray(address)
             context = ray.get_runtime_context()
             self._head, self._node = context.gcs_address, context.get_node_id()
-            self.device, self._bundle, self._workers_per_gpu = plan(living_nodes(), count, ranks, device, self.mine)
+            self.device, self._bundle, self._workers_per_gpu = plan(living_nodes(), count, device, self.mine)
             self._reserve(count)
         except BaseException as error:
             self._joined.set_exception(error)
@@ -207,7 +204,7 @@ def living_nodes() -> list[dict[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def plan(nodes: list[dict], count: int, ranks: int, device: str, mine: bool) -> tuple[str, dict[str, float], int]:
+def plan(nodes: list[dict], count: int, device: str, mine: bool) -> tuple[str, dict[str, float], int]:
     """Return the device, the resources of each worker's bundle, and the number of workers that share a GPU.
 
     Raise InvalidInput if the nodes have less in total, whether others use it or not.
@@ -215,12 +212,10 @@ def plan(nodes: list[dict], count: int, ranks: int, device: str, mine: bool) -> 
     gpus = sum(int(node["Resources"].get("GPU", 0)) for node in nodes)
     if device == "auto":
         device = "cuda" if gpus else "cpu"
-    bundle: dict[str, float] = {"CPU": OWN_CORES if mine else ranks}
-    sharing = 1
+    bundle: dict[str, float] = {"CPU": OWN_CORES if mine else 1}
+    sharing = math.ceil(count / gpus) if device == "cuda" and gpus else 1
     if device == "cuda":
-        if ranks == 1 and gpus:
-            sharing = math.ceil(count / gpus)
-        bundle["GPU"] = ranks if sharing == 1 else math.floor(10_000 / sharing) / 10_000  # Ray's unit is 1/10,000
+        bundle["GPU"] = math.floor(10_000 / sharing) / 10_000  # Ray's unit is 1/10,000
     room = [min(int(node["Resources"].get(kind, 0) / each) for kind, each in bundle.items()) for node in nodes]
     if sum(room) < count:
         raise InvalidInput(too_small(nodes, count, bundle))

@@ -9,7 +9,6 @@ This needs engines whose decisions depend on their inputs alone. An engine that 
 differently on each rank; such engines are refused.
 """
 
-import importlib
 import inspect
 import math
 import os
@@ -32,7 +31,7 @@ from ..acceleration.accelerate import make_engine
 from ..acceleration.graphs import forget_recordings
 from ..engine import BaseEngine
 from ..errors import InvalidInput
-from ..loader import Loaded, load_model, weights
+from ..loader import load_model, weights
 from ..loader.shard import Shard
 from ..process import freeze_loaded_objects
 from ..request import Request
@@ -56,8 +55,8 @@ class TensorParallelEngine:
         self._sampled: list = []  # in the step before
         self._thread: int | None = None  # the thread of the last step
         with ranks.in_step():
-            ranks.tell("make", __name__, "make_stage_engine", options, stage_folder(stage))
-            self._engine = make_stage_engine(ranks.loaded, options, stage)
+            ranks.tell("make", options, stage_folder(stage))
+            self._engine = make_engine(load_engine(stage), ranks.loaded, **options)
         ranks.answers()
         self.startup_notes = "; ".join(filter(None, [ranks.startup_notes, self._engine.startup_notes]))
 
@@ -88,7 +87,7 @@ class TensorParallelEngine:
         if request_id in self._engine.requests:
             self._engine.abort(request_id)
             with suppress(RankLost):  # all ranks have ended, and the request with them
-                self._ranks.tell("call", "abort", request_id)
+                self._ranks.tell("abort", request_id)
 
     def check(self) -> None:
         """Raise AssertionError also if another rank's bookkeeping is inconsistent, or differs from rank 0's."""
@@ -102,16 +101,11 @@ class TensorParallelEngine:
         self._ranks.close()
 
 
-def make_stage_engine(loaded: Loaded, options: dict[str, Any], stage: str | Path) -> BaseEngine:
-    """Build the engine of a stage, on any rank."""
-    return make_engine(load_engine(stage), loaded, **options)
-
-
 def check_deterministic(engine_class: type[BaseEngine], options: dict[str, Any]) -> None:
     """Raise InvalidInput if ranks that run this engine would take different decisions."""
     parameters = inspect.signature(engine_class).parameters
     if "workers" in parameters:
-        raise InvalidInput("a router with workers cannot run on ranks: use tensor parallelism with stages 01 to 07")
+        raise InvalidInput("in stage 08 each worker has one process: use --tensor-parallel with stages 01 to 07")
     if "num_draft_tokens" in parameters and options.get("num_draft_tokens") is None:
         raise InvalidInput(
             "an adaptive number of draft tokens depends on measured times, which differ from rank to rank: with tensor "
@@ -144,27 +138,18 @@ class Follower:
         self.answer("loaded")
         join_group(dist.TCPStore("127.0.0.1", port, is_master=False), self.loaded.shard, device)
 
-    def make(self, module: str, function: str, options: dict[str, Any], *arguments: Any) -> None:
-        """Build an engine, or another object in place of one, of which `call` calls methods."""
+    def make(self, options: dict[str, Any], stage: str | Path) -> None:
+        """Build the engine of a stage, in place of the one before."""
         self.engine, self.sampled = None, []  # free the memory of the engine before
-        self.engine = getattr(importlib.import_module(module), function)(self.loaded, options, *arguments)
+        self.engine = make_engine(load_engine(stage), self.loaded, **options)
         freeze_loaded_objects()  # a collection on one rank would stop all of them
         self.answer("made")
 
-    def call(self, method: str, *arguments: Any) -> None:
-        self.result = getattr(self.engine, method)(*arguments)
-
-    def agree(self, name: str, expected: list[tuple]) -> None:
-        """Raise RuntimeError if this attribute of the last call's result differs from rank 0's `expected`.
-
-        Of each entry, compare only as many fields as `expected` has.
-        """
-        found = [tuple(one[: len(other)]) for one, other in zip(getattr(self.result, name), expected, strict=False)]
-        if found != [tuple(other) for other in expected]:
-            raise RuntimeError(f"its {name} are {found}, but rank 0 has {expected}")
-
     def add(self, token_ids: list[int], params: SamplingParams, request_id: str, seed: int) -> None:
         self.engine.add(token_ids, params, request_id).seed = seed
+
+    def abort(self, request_id: str) -> None:
+        self.engine.abort(request_id)
 
     def step(self, sampled: list) -> None:
         """Run one step. sampled: what rank 0 sampled in the step before; raise RuntimeError if this rank differs."""

@@ -30,7 +30,7 @@ def make_fleet(monkeypatch):
 
     def make(**answers):
         monkeypatch.setattr(ray_fleet, "ray", Mock(**answers))
-        return ray_fleet.RayFleet({"device": "cpu"}, [{}], 1, None, hang_seconds=1e4)
+        return ray_fleet.RayFleet({"device": "cpu"}, [{}], None, hang_seconds=1e4)
 
     return make
 

@@ -251,33 +251,29 @@ SMALL, LARGE, NONE = {"CPU": 8, "GPU": 1}, {"CPU": 64, "GPU": 8}, {"CPU": 16}
 
 
 @pytest.mark.parametrize(
-    ("there", "count", "ranks", "device", "expected"),
+    ("there", "count", "device", "expected"),
     [
-        ([LARGE, LARGE], 16, 1, "auto", ("cuda", 1, 1)),
-        ([LARGE, NONE], 2, 4, "auto", ("cuda", 4, 1)),
-        ([SMALL, SMALL, SMALL], 7, 1, "cuda", ("cuda", 0.3333, 3)),
-        ([SMALL], 7, 1, "cuda", ("cuda", 0.1428, 7)),
-        ([NONE, NONE], 3, 1, "auto", ("cpu", 0, 1)),
-        ([LARGE], 3, 1, "cpu", ("cpu", 0, 1)),
-        ([SMALL, SMALL], 1, 2, "cuda", "2 GPUs, 2 CPUs each"),  # two GPUs, but not in one machine
-        ([LARGE], 3, 4, "auto", "4 GPUs, 4 CPUs each"),
-        ([NONE], 1, 1, "cuda", "1 GPU, 1 CPU each"),
-        ([NONE, SMALL], 25, 1, "cpu", "1 CPU each"),
-        ([], 1, 1, "auto", "1 CPU each"),
+        ([LARGE, LARGE], 16, "auto", ("cuda", 1, 1)),
+        ([SMALL, SMALL, SMALL], 7, "cuda", ("cuda", 0.3333, 3)),
+        ([SMALL], 7, "cuda", ("cuda", 0.1428, 7)),
+        ([NONE, NONE], 3, "auto", ("cpu", 0, 1)),
+        ([LARGE], 3, "cpu", ("cpu", 0, 1)),
+        ([NONE], 3, "cuda", "1 GPU, 1 CPU each"),
+        ([{"CPU": 0, "GPU": 1}, NONE], 1, "cuda", "1 GPU, 1 CPU each"),  # a GPU and a core, but not in one machine
+        ([NONE, SMALL], 25, "cpu", "1 CPU each"),
+        ([], 1, "auto", "1 CPU each"),
     ],
 )
-def test_workers_share_gpus_if_there_are_too_few_and_are_refused_without_room_for_all(
-    there, count, ranks, device, expected
-):
+def test_workers_share_gpus_if_there_are_too_few_and_are_refused_without_room_for_all(there, count, device, expected):
     nodes = [{"Resources": one} for one in there]
     if isinstance(expected, str):
         says = f"{count} workers need {expected}, on one machine, and Ray has {len(there)} machine"
         with pytest.raises(ValueError, match=says):
-            plan(nodes, count, ranks, device, mine=False)
+            plan(nodes, count, device, mine=False)
         return
-    chosen, bundle, sharing = plan(nodes, count, ranks, device, mine=False)
+    chosen, bundle, sharing = plan(nodes, count, device, mine=False)
     assert (chosen, bundle.get("GPU", 0), sharing) == expected
-    assert bundle["CPU"] == ranks and bundle.get("GPU", 0) * sharing <= max(1, ranks)
+    assert bundle["CPU"] == 1 and bundle.get("GPU", 0) * sharing <= 1
 
 
 def test_an_unknown_device_is_refused():

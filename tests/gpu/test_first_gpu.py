@@ -136,7 +136,7 @@ def test_workers_that_share_a_gpu_measure_in_turn(card, monkeypatch):
     cluster = cluster_module.Cluster.__new__(cluster_module.Cluster)
     cluster._workers_per_gpu, cluster._measuring = 2, threading.Lock()
     cluster.actor_options, cluster.threads, cluster.loopback = lambda number: {}, lambda number: 1, True
-    fleet = SimpleNamespace(actors={}, cluster=cluster, model={}, options=[{}, {}], ranks=1)
+    fleet = SimpleNamespace(actors={}, cluster=cluster, model={}, options=[{}, {}])
 
     def load(*_, timeout):
         left = memory.kv_bytes_left(card, 2048, 256, share=cluster.gpu_share())

@@ -35,6 +35,3 @@ class Threads:
     def all_gather(self, parts, tensor) -> None:
         for part, other in zip(parts, self.exchange(tensor.clone()), strict=True):
             part.copy_(other)
-
-    def all_gather_object(self, values, value) -> None:
-        values[:] = self.exchange(value)

@@ -167,6 +167,6 @@ def test_a_process_is_woken_by_its_transport(monkeypatch):
     for name, part in parts.items():
         monkeypatch.setattr(ray_fleet, name, part)
     process = ray_fleet.WorkerProcess()
-    process.load({}, {}, 1, torch.get_num_threads(), True)
+    process.load({}, {}, torch.get_num_threads(), True)
     process.worker.wake()
     assert process.mailbox.get_nowait() is ray_fleet.LOOK

@@ -292,7 +292,6 @@ def test_a_worker_that_comes_back_with_less_memory_is_not_killed_by_what_never_f
         ({"hang_seconds": 0.5}, "hang_seconds is 0.5, and an idle worker reports every 1 s: give at least 2"),
         ({"decode": 0}, "replicas, or a worker of either kind, not 0 replicas, 1 for prefill, 0 for decode"),
         ({"replicas": 2, "decode": 3}, "leave out --prefill and --decode"),
-        ({"tensor_parallel": 0}, "at least 1, not 0"),
     ],
 )
 def test_workers_that_cannot_serve_are_refused(options, says):

@@ -1,1 +1,1 @@
-"""Measurements beside the benchmarks of the stages: a peer, and a soak. Each is a command."""
+"""A measurement beside the benchmarks of the stages: stage 06 and its peers. It is a command."""

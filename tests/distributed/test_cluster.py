@@ -257,7 +257,7 @@ SMALL, LARGE, NONE = {"CPU": 8, "GPU": 1}, {"CPU": 64, "GPU": 8}, {"CPU": 16}
         ([SMALL, SMALL, SMALL], 7, "cuda", ("cuda", 0.3333, 3)),
         ([SMALL], 7, "cuda", ("cuda", 0.1428, 7)),
         ([NONE, NONE], 3, "auto", ("cpu", 0, 1)),
-        ([LARGE], 3, "cpu", ("cpu", 0, 1)),
+        ([SMALL], 3, "cpu", ("cpu", 0, 1)),
         ([NONE], 3, "cuda", "1 GPU, 1 CPU each"),
         ([{"CPU": 0, "GPU": 1}, NONE], 1, "cuda", "1 GPU, 1 CPU each"),  # a GPU and a core, but not in one machine
         ([NONE, SMALL], 25, "cpu", "1 CPU each"),

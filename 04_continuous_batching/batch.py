@@ -20,7 +20,7 @@ class Batch:
     """
 
     def __init__(self, chunks: list[Chunk], groups: int, device: torch.device, dtype: torch.dtype):
-        """Lay chunks end to end, neighbouring slots side by side. groups: how many query heads share a K/V head."""
+        """Lay chunks end to end, in the order given. groups: how many query heads share a K/V head."""
         token_ids, positions, slots, logits_rows = [], [], [], []
         for chunk in chunks:
             count = len(chunk.token_ids)

@@ -64,7 +64,7 @@ class Engine(BaseEngine):
             return self.commit(chunks, drawn)
 
     def schedule(self, record: StepRecord) -> list[Chunk]:
-        """NEW in 04: Choose tokens of many requests, as the scheduler decides."""
+        """NEW in 04: Choose tokens of many requests, as the scheduler decides, and record how many wait."""
         chunks = self.scheduler.schedule()
         for chunk in chunks:
             record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))

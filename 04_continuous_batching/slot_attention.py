@@ -29,11 +29,16 @@ class AttentionCall:
     requests: int
     tokens: int
     longest: int  # tokens of the longest sequence among them, those of this step included
-    mask: Tensor  # [B, 1, tokens * H / H_kv, longest]: 0 where a query may look, -inf where it may not
+    # [B, 1, tokens * H / H_kv, longest]: 0 where a query may look, -inf where it may not. Rows go token by token, and
+    # the query heads of a group stand side by side.
+    mask: Tensor
 
 
 def plan_calls(chunks: list[Chunk], groups: int, device: torch.device, dtype: torch.dtype) -> list[AttentionCall]:
-    """Plan the calls that attend for a whole batch. groups: how many query heads share a K/V head."""
+    """Plan the calls that attend for a whole batch. groups: how many query heads share a K/V head.
+
+    `share_calls` is told what a call costs on this device, CALL_COSTS_TOKENS. Masks are made on the device.
+    """
     calls, start = [], 0
     for together in share_calls(chunks, CALL_COSTS_TOKENS[device.type]):
         tokens, first = len(together[0].token_ids), together[0].sequence.slot

@@ -119,7 +119,7 @@ class WorkerEngine(BaseEngine):
             return self.commit(chunks, tokens, record)
 
     def schedule(self, record: StepRecord) -> list[Chunk]:
-        """Choose tokens of many requests, as the scheduler decides."""
+        """Choose tokens of many requests, as the scheduler decides, and record how many wait."""
         chunks = self.scheduler.schedule(self.drafter)
         self.drafter.draft(chunks)
         chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # kernels for one query want these side by side

@@ -120,7 +120,7 @@ def test_a_step_under_a_budget(stage):
     second_hint="A shorter one pads itself to the longest of the group; a longer one pads every member of the group.",
 )
 def test_which_requests_share_a_call(stage):
-    """Neighbouring slots with equally many tokens share a call, while padding costs less than another call."""
+    """Neighbouring slots with equally many tokens share a call if one more brings no more padding than a call costs."""
     cases = {
         "equal lengths": ({0: 100, 1: 120, 2: 90}, "012"),
         "one is long": ({0: 100, 1: 900, 2: 90}, "0 1 2"),
@@ -207,7 +207,7 @@ def test_many_requests_in_one_step(stage):
         timeline(engine.trace, names),
     )
     expect(not engine.scheduler.running, "all have ended, and the scheduler still runs some: `release` removes them")
-    expect("waiting" in engine.trace[-1].counters, "`Engine.schedule` must count `waiting` in the trace")
+    expect("waiting" in engine.trace[-1].counters, '`Engine.schedule` must set counters["waiting"] of its record')
     expect(engine.step() == [], "with nothing to do, `step` returns an empty list")
 
 
@@ -217,12 +217,17 @@ def test_many_requests_in_one_step(stage):
     second_hint="kv_bytes_reserved is kv_tokens_reserved times self.config.kv_bytes_per_token(self.dtype).",
 )
 def test_what_slots_waste(stage):
-    """`stats` says how many run and wait, how many tokens the slots hold, and how many they have room for."""
+    """`stats` says how many are `running` and `waiting`, and of K and V how many tokens are used (`kv_tokens_used`) and
+    reserved (`kv_tokens_reserved`, `kv_bytes_reserved`), and how many fit into all slots (`kv_tokens_capacity`).
+    """
     engine = stage.make_engine(max_running=2)
-    for prompt in stage.prompts(3, 10):
-        engine.add(prompt, endless(20))
+    requests = [engine.add(prompt, endless(20)) for prompt in stage.prompts(3, 10)]
     for _ in range(3):
         engine.step()
     wanted = {"running": 2, "waiting": 1, "kv_tokens_used": 24, "kv_tokens_reserved": 1024}
     wanted |= {"kv_tokens_capacity": 1024, "kv_bytes_reserved": 1024 * stage.token_bytes}
     expect_stats("after three steps", engine, wanted)
+    for request in requests[1:]:
+        engine.abort(request.request_id)
+    wanted |= {"running": 1, "waiting": 0, "kv_tokens_used": 12, "kv_tokens_reserved": 512}
+    expect_stats("when one slot is free", engine, wanted | {"kv_bytes_reserved": 512 * stage.token_bytes})

@@ -128,9 +128,11 @@ class Scheduler:
         if drafter:
             drafter.prepare(chunks)  # now, or prompts would pay for drafts that never exist
         for chunk in chunks:
-            each = self.price(chunk.start, 2) - self.price(chunk.start, 1)  # of a token more in the chunk
-            chunk.room = self._make_room(chunk.sequence, min(chunk.room, int(most / each)))
-            most, budget = most - chunk.room * each, budget - chunk.room * each
+            token = self.price(chunk.start, 1)  # is paid for
+            affordable = self.price.most(chunk.start, token + most) - 1
+            chunk.room = self._make_room(chunk.sequence, min(chunk.room, affordable))
+            drafts = self.price(chunk.start, 1 + chunk.room) - token
+            most, budget = most - drafts, budget - drafts
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):

@@ -108,10 +108,10 @@ def draw(document: dict, png: Path) -> None:
     figures = document["sides"][STAGE]
     times = {label: figures[f"{kind}_ttft_ms"] for kind, label in LABELS.items()}
     ratio = document["headline"]["ratio"]["median"]
-    message = f"A conversation that comes back waits {ratio:.0f} times less when its pages come from the host"
+    message = f"Pages from the host: a turn that comes back waits {100 / ratio:.0f} percent as long"
     remark = f"{document['sizes']['conversations']} conversations in turn, memory for {document['sizes']['fit']}."
     with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):
-        plots.bars(panel, ["05", "06", "06"], list(times.values()), list(times))
+        plots.bars(panel, ["06"] * 3, list(times.values()), list(times))
         plots.axes(panel, "", "time to first token (ms)")
 
 
@@ -122,12 +122,16 @@ def report(document: dict) -> dict[str, Rows]:
     for kind, label in LABELS.items():
         median = figures[f"{kind}_ttft_ms"]["median"]
         rows.append([label, plots.short(median), f"{median / base:.2f}"])
-    share = figures["share"]
-    rates = [plots.short(figures[f"{kind}_tokens_per_second"]["median"][0]) for kind in ("off", "on")]
+    off, on = (figures[f"{kind}_tokens_per_second"]["median"] for kind in ("off", "on"))
+    shares = sorted(mine / plain for mine, plain in zip(on, off, strict=True))
     throughput = [
         ["nothing shared", "output tokens/s", "share, in turn"],
-        ["without a host tier", rates[0], ""],
-        ["with one", rates[1], f"{share['median']:.3f} ({share['min']:.3f} to {share['max']:.3f})"],
+        ["without a host tier", plots.short(statistics.median(off)), ""],
+        [
+            "with one",
+            plots.short(statistics.median(on)),
+            f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})",
+        ],
     ]
     return {"returning": rows, "throughput": throughput}
 

@@ -45,6 +45,8 @@ class Disk:
         except OSError as error:
             message = f"no pages can be kept in {folder} ({error.strerror}): give another --kv-disk"
             raise InvalidInput(message) from error
+        if self.slots < 1:
+            raise InvalidInput(f"a page takes {self.page_bytes:,} bytes: give a larger --kv-disk-memory")
         self.room = threading.BoundedSemaphore(MOST_WAITING)
         self.bytes = self.unseen = 0  # as of the last look; written since
         self.fails = False

@@ -236,6 +236,8 @@ def test_what_cannot_be_is_refused(loaded, make, tmp_path):
     }.items():
         with pytest.raises(InvalidInput, match=message):
             make(**given)
+    with pytest.raises(InvalidInput, match="give a larger --kv-disk-memory"):
+        Disk(tmp_path, 1000, [(4096,)] * 2, torch.float32)
     with pytest.raises(InvalidInput, match="stages 05 to 08"):
         make_engine(load_engine("02"), loaded, tiers=TierOptions("64M"))
 

@@ -14,7 +14,6 @@ The stages ask in two places: who evicts a page calls `evict` or `keep_all`, who
 """
 
 import argparse
-import os
 import time
 from array import array
 from collections import OrderedDict, deque
@@ -42,6 +41,7 @@ from .token_budget import pass_seconds
 
 NAME_BYTES = 32
 SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file of weights
+ASIDE_BYTES = 128 << 20  # of a GPU's memory, for pages on their way to the host
 
 
 class TierOptions(NamedTuple):
@@ -108,8 +108,8 @@ def root_name(loaded: Loaded, page_size: int) -> bytes:
     """
     facts = loaded.config, loaded.dtype, loaded.kv_dtype, loaded.quantization, loaded.device.type, page_size
     found = blake2b(repr(facts).encode(), digest_size=NAME_BYTES)
-    if loaded.folder is None:  # weights made up at random: another process has others
-        return os.urandom(NAME_BYTES)
+    if loaded.folder is None:  # weights made up at random, from one seed
+        return found.digest()
     files = [loaded.folder] if loaded.folder.is_file() else sorted(loaded.folder.glob("*.safetensors"))
     for file in files:
         size = file.stat().st_size
@@ -157,6 +157,9 @@ class Tiers:
         self.copied: deque[tuple[bytes, torch.cuda.Event | None]] = deque()  # to be written to disk, and when they may
         self.reading: tuple[str, dict[bytes, Future]] = ("", {})  # from disk: for which request, and what
         self.stream = torch.cuda.Stream(pools[0].device) if self.on_gpu else None
+        places = -(-ASIDE_BYTES // self.page_bytes) if self.on_gpu else 0
+        self.aside = [torch.empty((places, *shape), dtype=dtype, device=pools[0].device) for shape in self.shapes]
+        self.left = [torch.cuda.Event() for _ in range(places)]
         self.asked = self.host_tokens = self.disk_tokens = 0  # ever: wanted, come back from the host, read from disk
         self.bytes_out = self.bytes_in = 0  # ever: from the device, and to it
 
@@ -179,13 +182,30 @@ class Tiers:
         if name in self.kept:
             self.kept.move_to_end(name)
         else:
-            with self.slot_for(name) as parts, self.copying():
-                for pool, part in zip(self.pools, parts, strict=True):
-                    part.copy_(quantize(pool[page]) if self.narrows else pool[page], non_blocking=True)
+            with self.slot_for(name) as parts:
+                self.leave(page, parts)
             self.bytes_out += self.page_bytes
         if self.disk is not None:
             self.copied.append((name, self.stream.record_event() if self.stream else None))
             self.write_copied(wait)
+
+    def leave(self, page: int, parts: list[Tensor]) -> None:
+        """Copy a page to its parts on the host. On a GPU it moves aside first, since the next step writes to its place;
+        from there it is copied beside the kernels of that step."""
+        if self.stream is None:
+            for pool, part in zip(self.pools, parts, strict=True):
+                part.copy_(quantize(pool[page]) if self.narrows else pool[page])
+            return
+        kernels = torch.cuda.current_stream(self.stream.device)
+        place = self.bytes_out // self.page_bytes % len(self.left)
+        kernels.wait_event(self.left[place])
+        for pool, aside in zip(self.pools, self.aside, strict=True):
+            aside[place].copy_(pool[page])
+        self.stream.wait_stream(kernels)
+        with torch.cuda.stream(self.stream):
+            for aside, part in zip(self.aside, parts, strict=True):
+                part.copy_(aside[place], non_blocking=True)
+            self.left[place].record()
 
     def write_copied(self, wait: bool) -> None:
         """Write pages to disk that the host has by now."""
@@ -297,7 +317,7 @@ class Tiers:
 
     @contextmanager
     def copying(self) -> Iterator[None]:
-        """Copy between the kernels that a GPU has been given and those that it is given next, while Python goes on."""
+        """Copy behind the kernels that a GPU has been given and before those that it is given next."""
         if self.stream is None:
             yield
             return

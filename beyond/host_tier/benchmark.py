@@ -35,9 +35,13 @@ STAGE = "06_prefix_cache"
 LABELS = {"computed": "computed again", "host": "from the host", "disk": "from the disk, after a restart"}
 SIZES = {
     **{"conversations": 30, "fit": 8, "turn": 512, "more": 32, "answer": 8, "host": "1G"},
-    **{"clients": 8, "prompts": 16, "prompt": 512, "output": 16, "rounds": 5},
+    **{"clients": 8, "prompts": 16, "prompt": 512, "output": 16, "rounds": 5, "token_budget": 256},
 }
 QUICK = {"conversations": 12, "fit": 3, "rounds": 3}
+GPU = {
+    **{"model": "Qwen3-8B", "conversations": 24, "turn": 2048, "host": "8G"},
+    **{"prompts": 64, "prompt": 2048, "rounds": 3, "token_budget": 8192},
+}
 TINY = {
     **{"conversations": 4, "fit": 1, "turn": 64, "more": 8, "answer": 4},
     **{"clients": 2, "prompts": 2, "prompt": 64, "output": 4, "rounds": 1},
@@ -71,7 +75,7 @@ def new_engine(loaded: Loaded, sizes: dict, tiers: TierOptions) -> BaseEngine:
     """Return a warm engine with memory for `fit` conversations, all of which has been touched."""
     tokens = sizes["fit"] * (sizes["turn"] + sizes["more"] + 2 * sizes["answer"] + 16)
     memory = tokens * loaded.config.kv_bytes_per_token(loaded.dtype)
-    engine = make_engine(load_engine(STAGE), loaded, tiers=tiers, token_budget=256, kv_memory=memory)
+    engine = make_engine(load_engine(STAGE), loaded, tiers=tiers, token_budget=sizes["token_budget"], kv_memory=memory)
     for pages in (engine.cache.k, engine.cache.v):
         pages.zero_()
     turn(engine, page_prompt(loaded, sizes["more"], "warm-up"), sizes)
@@ -140,7 +144,7 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={STAGE: measure},
-    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
+    sizes={"full": SIZES, "quick": QUICK, "gpu": GPU, "tiny": TINY},
     draw=draw,
     headline=Headline(
         "first token of a turn that comes back",
@@ -149,7 +153,7 @@ BENCHMARK = Benchmark(
         lambda sizes, side: {kind: side[f"{kind}_ttft_ms"] for kind in ("computed", "host")},
         more_is_better=False,
     ),
-    seconds={"full": 300, "quick": 60},
+    seconds={"full": 300, "quick": 60, "gpu": 75},
     report=report,
 )
 

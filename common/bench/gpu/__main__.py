@@ -36,7 +36,8 @@ from common.terminal import markdown, note, run_to_end
 ALL_SECONDS = 540.0  # on an H200 (4.8 TB/s, some 800 TFLOP/s in bfloat16); each process needs about 12 s to start
 MODULES = (
     *(f"common.bench.gpu.{name}" for name in ("smoke", "nano", "tests", "budget")),
-    *(f"{stage}.benchmark" for stage in ("04_continuous_batching", "06_prefix_cache", "07_speculative")),
+    *(f"{folder}.benchmark" for folder in ("04_continuous_batching", "06_prefix_cache", "07_speculative")),
+    "beyond.host_tier.benchmark",
 )
 
 
@@ -85,7 +86,7 @@ def pack(benchmarks: Sequence[Benchmark], out: Path, into: Path) -> str:
 
 def tables(benchmarks: Sequence[Benchmark], folder: Path) -> str:
     """Return the tables of all documents in the folder that these benchmarks have for a GPU."""
-    reports, text = {each.name: each.report for each in benchmarks if each.module.startswith("common.")}, ""
+    reports, text = {each.name: each.report for each in benchmarks if not each.module.startswith("0")}, ""
     for document in map(read_json, sorted(folder.glob("*.json"))):
         if (report := reports.get(document.get("benchmark"))) and document["sides"]:
             text += "".join(f"\n{name}\n\n{markdown(rows)}\n" for name, rows in report(document).items())

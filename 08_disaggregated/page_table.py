@@ -47,6 +47,8 @@ class PageAllocator:
         if lacking > self.available:
             return False
         table.pages.extend(self.free.pop() if self.free else self.tree.evict() for _ in range(lacking))
+        if self.tree.tiers:
+            self.tree.tiers.copy_evicted()
         return True
 
     @property

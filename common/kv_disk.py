@@ -26,15 +26,16 @@ from .errors import InvalidInput
 OURS = re.compile(r"[0-9a-f]{64}\.(kv|[0-9a-f]{8}\.part)")
 HEADER_BYTES = 4096  # more than the head of a file takes
 MOST_WAITING = 256  # pages that wait to be written; more are dropped, since an engine does not wait for a disk
+READERS = 4  # threads: a checksum takes longer than a read
 KEPT_SHARE, LOOK_SHARE = 0.9, 0.02  # of `most_bytes`: what is left after a look, and what is written before the next
 
 log = logging.getLogger(__name__)
 
 
 class Disk:
-    """The files of pages with these shapes and this type. `write` and `read` return at once; a thread does the work.
+    """The files of pages with these shapes and this type. `write` and `read` return at once; threads do the work.
 
-    Raise InvalidInput if the folder cannot be had. Two threads: reads do not wait for writes.
+    Raise InvalidInput if the folder cannot be had. Reads do not wait for writes.
     """
 
     def __init__(self, folder: Path, most_bytes: int, shapes: list[tuple[int, ...]], dtype: torch.dtype):
@@ -50,7 +51,7 @@ class Disk:
         self.room = threading.BoundedSemaphore(MOST_WAITING)
         self.bytes = self.unseen = 0  # as of the last look; written since
         self.fails = False
-        self.writer, self.reader = ThreadPoolExecutor(1, "kv-writer"), ThreadPoolExecutor(1, "kv-reader")
+        self.writer, self.reader = ThreadPoolExecutor(1, "kv-writer"), ThreadPoolExecutor(READERS, "kv-reader")
         self.writer.submit(self._look)
 
     def __contains__(self, name: bytes) -> bool:

@@ -10,16 +10,15 @@ A page is named by all that its K and V depend on: the model, the types, the pag
 pool in the same memory would be a cheat, so there pages are kept in 8 bits (attention/int8.py), which take a half or a
 quarter.
 
-The stages ask in two places: who evicts a page calls `evict` or `keep_all`, who admits a request `ready` and `restore`.
+The stages ask in two places: who evicts pages calls `evict` and `copy_evicted`, or `keep_all`; who admits a request
+`ready` and `restore`.
 """
 
 import argparse
 import time
 from array import array
 from collections import OrderedDict, deque
-from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import contextmanager
 from hashlib import blake2b
 from itertools import islice, takewhile
 from pathlib import Path
@@ -28,9 +27,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .attention.int8 import dequantize, quantize
 from .engine import BaseEngine
 from .errors import InvalidInput
+from .kv_copies import Copies, GpuCopies
 from .kv_disk import Disk
 from .loader import Loaded
 from .memory import parse_bytes
@@ -41,7 +40,7 @@ from .token_budget import pass_seconds
 
 NAME_BYTES = 32
 SAMPLES, SAMPLE_BYTES = 256, 4096  # of each file of weights
-ASIDE_BYTES = 128 << 20  # of a GPU's memory, for pages on their way to the host
+MEASURED = 64  # pages
 
 
 class TierOptions(NamedTuple):
@@ -139,10 +138,10 @@ class Tiers:
         tree: Any = None,
         exact: bool = False,
     ):
-        self.pools, self.page_size, self.root, self.tree = pools, page_size, root, tree
+        self.page_size, self.root, self.tree = page_size, root, tree
         self.disk: Disk | None = None
-        self.on_gpu = pools[0].is_cuda
-        self.narrows = not (self.on_gpu or exact or pools[0].dtype == torch.int8)
+        on_gpu = pools[0].is_cuda
+        self.narrows = not (on_gpu or exact or pools[0].dtype == torch.int8)
         extra, dtype = (SCALE_BYTES, torch.int8) if self.narrows else (0, pools[0].dtype)
         self.shapes = [(*pool.shape[1:-1], pool.shape[-1] + extra) for pool in pools]
         self.page_bytes = sum(torch.Size(shape).numel() for shape in self.shapes) * dtype.itemsize
@@ -150,23 +149,22 @@ class Tiers:
         if self.slots < 1:
             raise InvalidInput(f"a page takes {self.page_bytes:,} bytes: give a larger --kv-host-memory")
         # The system gives memory when it is written to; pinned memory at once.
-        self.host = [torch.empty((self.slots, *shape), dtype=dtype, pin_memory=self.on_gpu) for shape in self.shapes]
+        self.host = [torch.empty((self.slots, *shape), dtype=dtype, pin_memory=on_gpu) for shape in self.shapes]
+        self.copies = GpuCopies(pools, self.host) if on_gpu else Copies(pools, self.host, self.narrows)
         self.free = list(range(self.slots))[::-1]
         self.kept: OrderedDict[bytes, int] = OrderedDict()  # names and slots, the least recently used first
         self.names: dict[Any, bytes] = {}  # of nodes in the tree
-        self.copied: deque[tuple[bytes, torch.cuda.Event | None]] = deque()  # to be written to disk, and when they may
+        self.leaving: dict[int, int] = {}  # slots, and the pages that are to be copied there
+        self.unwritten: list[bytes] = []  # names of pages for the disk
+        self.copied: deque[tuple[bytes, torch.cuda.Event | None]] = deque()  # to be written, and when they may
         self.reading: tuple[str, dict[bytes, Future]] = ("", {})  # from disk: for which request, and what
-        self.stream = torch.cuda.Stream(pools[0].device) if self.on_gpu else None
-        places = -(-ASIDE_BYTES // self.page_bytes) if self.on_gpu else 0
-        self.aside = [torch.empty((places, *shape), dtype=dtype, device=pools[0].device) for shape in self.shapes]
-        self.left = [torch.cuda.Event() for _ in range(places)]
         self.asked = self.host_tokens = self.disk_tokens = 0  # ever: wanted, come back from the host, read from disk
         self.bytes_out = self.bytes_in = 0  # ever: from the device, and to it
 
     # ---- From the device ----
 
     def evict(self, node: Any) -> None:
-        """Keep the page of a node that leaves the tree."""
+        """Keep the page of a node that leaves the tree. Behind the last one comes `copy_evicted`."""
         self.keep(self.name(node), node.page)
         del self.names[node]
 
@@ -176,58 +174,50 @@ class Tiers:
         names = self.chain(sequence.request, sequence.computed)
         for name, page in reversed([*zip(names, sequence.page_table.pages, strict=False)]):  # the first is used last
             self.keep(name, page)
+        self.copy_evicted()
 
-    def keep(self, name: bytes, page: int, wait: bool = False) -> None:
-        """Copy a page to the host, and to disk. wait: even if too many are being written."""
+    def keep(self, name: bytes, page: int) -> None:
         if name in self.kept:
             self.kept.move_to_end(name)
         else:
-            with self.slot_for(name) as parts:
-                self.leave(page, parts)
+            slot = self.make_room()
+            self.leaving[slot] = page
+            self.kept[name] = self.free.pop()
             self.bytes_out += self.page_bytes
         if self.disk is not None:
-            self.copied.append((name, self.stream.record_event() if self.stream else None))
-            self.write_copied(wait)
+            self.unwritten.append(name)
 
-    def leave(self, page: int, parts: list[Tensor]) -> None:
-        """Copy a page to its parts on the host. On a GPU it moves aside first, since the next step writes to its place;
-        from there it is copied beside the kernels of that step."""
-        if self.stream is None:
-            for pool, part in zip(self.pools, parts, strict=True):
-                part.copy_(quantize(pool[page]) if self.narrows else pool[page])
-            return
-        kernels = torch.cuda.current_stream(self.stream.device)
-        place = self.bytes_out // self.page_bytes % len(self.left)
-        kernels.wait_event(self.left[place])
-        for pool, aside in zip(self.pools, self.aside, strict=True):
-            aside[place].copy_(pool[page])
-        self.stream.wait_stream(kernels)
-        with torch.cuda.stream(self.stream):
-            for aside, part in zip(self.aside, parts, strict=True):
-                part.copy_(aside[place], non_blocking=True)
-            self.left[place].record()
+    def make_room(self) -> int:
+        """Return the slot that the next page gets: a free one, or that of the page that was used least recently."""
+        if not self.free:
+            self.free.append(self.kept.popitem(last=False)[1])
+        return self.free[-1]
+
+    def copy_evicted(self, wait: bool = False) -> None:
+        """Copy to the host, and to disk, what is to be kept, before its pages are written to.
+
+        wait: even if too many are being written.
+        """
+        if self.leaving:
+            self.copies.leave(self.leaving)
+            self.leaving = {}
+        if self.disk is not None:
+            if self.unwritten:
+                left = self.copies.left()
+                self.copied += [(name, left) for name in self.unwritten]
+                self.unwritten = []
+            self.write_copied(wait)
 
     def write_copied(self, wait: bool) -> None:
         """Write pages to disk that the host has by now."""
-        while self.copied and (wait or self.stream is None or self.copied[0][1].query()):
-            name, event = self.copied.popleft()
-            if event is not None:
-                event.synchronize()
+        while self.copied and (wait or self.copied[0][1] is None or self.copied[0][1].query()):
+            name, left = self.copied.popleft()
+            if left is not None:
+                left.synchronize()
             if name in self.disk:
                 self.disk.touch(name)
             elif name in self.kept:
                 self.disk.write(name, [host[self.kept[name]].clone() for host in self.host], wait)
-
-    @contextmanager
-    def slot_for(self, name: bytes) -> Iterator[list[Tensor]]:
-        """Give the place of the page that was used least recently; it has this name once it is filled."""
-        slot = self.free.pop() if self.free else self.kept.popitem(last=False)[1]
-        try:
-            yield [host[slot] for host in self.host]
-        except BaseException:
-            self.free.append(slot)
-            raise
-        self.kept[name] = slot
 
     def name(self, node: Any) -> bytes:
         """Return the name of a node's page."""
@@ -264,13 +254,14 @@ class Tiers:
         reads = self.reading[1]
         if not wait and not all(read.done() for read in reads.values()):
             return False
-        if reads and self.stream is not None:
-            self.stream.synchronize()  # a place that is given may still be copied from
+        if reads:
+            self.copies.wait()  # a slot that is given may still be copied from
         for name, read in reads.items():
             if name not in self.kept and (found := read.result()) is not None:
-                with self.slot_for(name) as parts:
-                    for part, one in zip(parts, found, strict=True):
-                        part.copy_(one)
+                slot = self.make_room()
+                for host, part in zip(self.host, found, strict=True):
+                    host[slot].copy_(part)
+                self.kept[name] = self.free.pop()
                 self.disk_tokens += self.page_size
         self.reading = request.request_id, {}
         return True
@@ -299,9 +290,10 @@ class Tiers:
         request, first = sequence.request, sequence.computed // self.page_size
         names = self.chain(request, request.num_tokens - 1)[first:]
         found = list(takewhile(self.kept.__contains__, names))
-        with self.copying():
-            for name, page in zip(found, sequence.page_table.pages[first:], strict=False):
-                self.fill(page, [host[self.kept[name]] for host in self.host])
+        slots = [self.kept[name] for name in found]
+        if found:
+            self.copies.come(dict(zip(slots, sequence.page_table.pages[first:], strict=False)))
+            self.bytes_in += len(found) * self.page_bytes
         self.reading = "", {}  # if it is preempted, it is looked for again
         tokens = len(found) * self.page_size
         self.asked += request.num_tokens - sequence.computed
@@ -310,39 +302,18 @@ class Tiers:
         if not (request.preempted or request.token_ids):  # otherwise they may be its own
             request.cached_tokens += tokens
 
-    def fill(self, page: int, parts: list[Tensor]) -> None:
-        for pool, part in zip(self.pools, parts, strict=True):
-            pool[page].copy_(dequantize(part, pool.dtype) if self.narrows else part, non_blocking=True)
-        self.bytes_in += self.page_bytes
-
-    @contextmanager
-    def copying(self) -> Iterator[None]:
-        """Copy behind the kernels that a GPU has been given and before those that it is given next."""
-        if self.stream is None:
-            yield
-            return
-        kernels = torch.cuda.current_stream(self.stream.device)
-        self.stream.wait_stream(kernels)
-        with torch.cuda.stream(self.stream):
-            yield
-        kernels.wait_stream(self.stream)
-
     # ---- What it is worth ----
 
     def page_seconds(self) -> float:
-        """Return how long one page takes from the host to the device, measured with the pools' first page."""
-        parts, start = [host[0] for host in self.host], 0.0
-        for part in parts:
-            part.zero_()
+        """Return how long a page takes from the host to the device, measured with the first pages of both."""
+        pages, start = {place: place for place in range(min(MEASURED, self.slots, len(self.copies.pools[0])))}, 0.0
+        for host in self.host:
+            host[: len(pages)].zero_()
         for _ in range(3):  # the first is slower
             start = time.perf_counter()
-            with self.copying():
-                self.fill(0, parts)
-            if self.stream is not None:
-                self.stream.synchronize()
-        seconds = time.perf_counter() - start
-        self.bytes_in = 0
-        return seconds
+            self.copies.come(pages)
+            self.copies.wait()
+        return (time.perf_counter() - start) / len(pages)
 
     def stats(self) -> dict[str, float]:
         pages = {"host": (len(self.kept), self.slots)}
@@ -365,7 +336,8 @@ class Tiers:
         newest = [*islice(reversed(self.tree.unused if self.tree else {}), self.disk.slots)]
         note(f"writing {len(newest):,} pages to {self.disk.folder}")
         for node in reversed(newest):
-            self.keep(self.name(node), node.page, wait=True)
+            self.keep(self.name(node), node.page)
+            self.copy_evicted(wait=True)
         self.disk.close()
 
 

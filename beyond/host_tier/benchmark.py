@@ -40,7 +40,7 @@ SIZES = {
 QUICK = {"conversations": 12, "fit": 3, "rounds": 3}
 GPU = {
     **{"model": "Qwen3-8B", "conversations": 24, "turn": 2048, "host": "8G"},
-    **{"prompts": 64, "prompt": 2048, "rounds": 3, "token_budget": 8192},
+    **{"prompts": 32, "prompt": 2048, "rounds": 3, "token_budget": 8192},
 }
 TINY = {
     **{"conversations": 4, "fit": 1, "turn": 64, "more": 8, "answer": 4},

@@ -84,7 +84,8 @@ def test_committed_results_hold_what_their_plots_need(path, tmp_path, monkeypatc
     """They are drawn with few pixels, which take as long as all the rest; the committed plots are fit for a README."""
     document, benchmark = read_json(path), BENCHMARKS[path.parent.parent.name]
     assert document["benchmark"] == benchmark.name and not document.get("quick")
-    assert document.get("size_set", "full") in ("full", "large") and len(document["order"]) >= harness.REPEATS["full"]
+    size_set = document.get("size_set", "full")
+    assert size_set in ("full", "large", "gpu") and len(document["order"]) >= harness.REPEATS[size_set]
     first = {
         side: {name: figure["values"][0] for name, figure in figures.items()}
         for side, figures in document["sides"].items()

@@ -13,6 +13,7 @@ float32 it makes no difference to the result.
 import heapq
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from common.request import Request
 from common.token_budget import ChunkPrice, check_token_budget
@@ -62,6 +63,7 @@ class Scheduler:
         check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
         self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
+        self.policy: Any = None  # who comes first, if not who came first (common/policies.py)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.free_slots = list(range(max_running))  # a heap: the slots in use lie close together
@@ -72,6 +74,8 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """Return what the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
+        if self.policy:
+            self.running, self.waiting = self.policy.order(self.running, self.waiting)
         # Decodes come first: each is one token, and a client is reading along.
         chunks = [self._chunk(sequence, 1) for sequence in self.running.values() if sequence.remaining == 1]
         budget = self.price.left(self.token_budget, [chunk.start for chunk in chunks])

@@ -76,6 +76,7 @@ class Scheduler:
         check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
         self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
+        self.policy: Any = None  # who comes first, if not who came first (common/policies.py)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
@@ -90,6 +91,8 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """Return what the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
+        if self.policy:
+            self.running, self.waiting = self.policy.order(self.running, self.waiting)
         # Decodes come first: each is one token, and a client is reading along.
         chunks = []
         for sequence in list(self.running.values()):

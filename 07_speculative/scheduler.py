@@ -92,6 +92,7 @@ class Scheduler:
         check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
         self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
+        self.policy: Any = None  # who comes first, if not who came first (common/policies.py)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
@@ -110,6 +111,8 @@ class Scheduler:
 
         NEW in 07: drafter: of drafter.py; it knows how many draft tokens there will be. None: as many as are wanted.
         """
+        if self.policy:
+            self.running, self.waiting = self.policy.order(self.running, self.waiting)
         # Decodes come first: each is one token, and a client is reading along.
         chunks = []
         for sequence in list(self.running.values()):

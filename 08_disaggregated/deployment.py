@@ -10,6 +10,7 @@ from common.kv_tiers import NO_TIERS, TierOptions
 from common.loader import Loaded
 from common.loader.draft import load_draft_model
 from common.memory import kv_bytes_left
+from common.policies import FIRST_COME, Scheduling
 
 from .engine import WorkerEngine
 from .fleet import LocalFleet
@@ -50,6 +51,7 @@ class Engine(Router):
         load_format: str = "auto",
         graphs: bool | None = None,
         price: Any = None,  # a ChunkPrice, which the workers share
+        scheduling: Scheduling = FIRST_COME,
         tiers: TierOptions = NO_TIERS,  # each worker has its own memory, and all have one folder
     ):
         if replicas < 0 or prefill < 1 or decode < 1:
@@ -67,7 +69,7 @@ class Engine(Router):
             kv_memory = kv_bytes_left(with_graphs, token_budget, scored, drawn=scored) // count
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs, "price": price}
-        options |= {"num_draft_tokens": num_draft_tokens, "tiers": tiers}
+        options |= {"num_draft_tokens": num_draft_tokens, "tiers": tiers, "scheduling": scheduling}
         # A prefill worker has one token to find, and nothing to draft. Short prompts wait for the piece that it runs.
         for_prefill = {"num_draft_tokens": 0, "token_budget": max(max_running, token_budget // 2)}
         roles = ["replica"] * replicas or ["prefill"] * prefill + ["decode"] * decode

@@ -67,6 +67,7 @@ class Router(BaseEngine):
         self.keys: dict[str, str] = {}  # by request id
         # Heaps of (arrival, key): strictly first come, first served. Entries whose flight has moved on are skipped.
         self.queues: dict[str, list[tuple[float, str]]] = {QUEUED: [], READY: []}
+        self.policy: Any = None  # who comes first, if not who came first (common/policies.py)
         self.changed: dict[str, Request] = {}  # since the last step returned
         self.attempts = itertools.count()
         self.handoffs, self.handoff_bytes, self.handoff_seconds = 0, 0, 0.0  # ever
@@ -178,6 +179,11 @@ class Router(BaseEngine):
         for_prompts = [handle for handle in self.handles if handle.role != "decode"]
         for_decode = [handle for handle in self.handles if handle.role == "decode"]
         decode_is_up = any(handle.up for handle in for_decode)
+        if self.policy:
+            waiting = [self.flights[key] for _, key in sorted(self.queues[QUEUED]) if key in self.flights]
+            keys = {flight.request: flight.key for flight in waiting if flight.phase == QUEUED}
+            _, ordered = self.policy.order({}, keys)
+            self.queues[QUEUED] = [(place, keys[request]) for place, request in enumerate(ordered)]
         while flight := self._oldest(READY):
             if not decode_is_up:
                 self._begin_again(flight)  # where its prompt is cached

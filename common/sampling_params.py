@@ -19,6 +19,7 @@ from .structured_output import Structure
 # The engine's thread compares each character of an answer with every stop string. OpenAI's API allows four.
 MOST_STOPS, MOST_STOP_CHARACTERS, MOST_STOP_TOKENS = 32, 256, 128
 MOST_BIASES = 300  # as in OpenAI's API
+MOST_TENANT = 128  # characters of a tenant's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +46,8 @@ class SamplingParams:
     seed: int | None = None  # None: a random one for each request
     ignore_eos: bool = False
     logprobs: int | None = None  # None: off; n: for the sampled token and the n likeliest
+    priority: int = 0  # a lower one is served first, with --scheduling priority
+    tenant: str = ""  # whose request it is, with --scheduling fair
     structure: Structure | None = None  # the form that the answer must have; Request gives it a state
 
     def __post_init__(self):
@@ -154,6 +157,8 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
         "an integer from 0 to 2**63 - 1, or None",
     ),
     "ignore_eos": (lambda x: isinstance(x, bool), "True or False"),
+    "priority": (lambda x: _is_int(x) and abs(x) < 2**31, "an integer of 32 bits"),
+    "tenant": (lambda x: isinstance(x, str) and len(x) <= MOST_TENANT, f"a text of at most {MOST_TENANT} characters"),
     "structure": (lambda x: x is None or isinstance(x, Structure), "a Structure, or None"),
     "logprobs": (lambda x: x is None or (_is_int(x) and 0 <= x <= 20), "an integer from 0 to 20, or None"),
 }

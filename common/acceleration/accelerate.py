@@ -16,6 +16,7 @@ from ..kv_tiers import NO_TIERS, TierOptions, add_tiers
 from ..loader import Loaded
 from ..memory import graph_bytes
 from ..model import Transformer
+from ..policies import FIRST_COME, Scheduling, add_policy
 from ..token_budget import choose_token_budget
 from ..transfers import current
 from .graphs import GraphedModel, ladder, why_no_graphs
@@ -32,16 +33,19 @@ def make_engine(
     graphs: bool | None = None,
     overlap: bool | None = None,
     tiers: TierOptions = NO_TIERS,
+    scheduling: Scheduling = FIRST_COME,
     **options,
 ) -> BaseEngine:
     """Return `engine_class(loaded, **options)`, with graphs for decode and the overlapped loop if wanted.
 
-    graphs, overlap: None turns them on on a GPU, where the engine allows them. tiers: for evicted pages. Raise
-    InvalidInput if they are asked for and not possible. The options token_budget, and price of a chunk, are what
-    `choose_token_budget` finds, unless they are given.
+    graphs, overlap: None turns them on on a GPU, where the engine allows them. tiers: for evicted pages. scheduling:
+    who is served first. Raise InvalidInput if they are asked for and not possible. The options token_budget, and price
+    of a chunk, are what `choose_token_budget` finds, unless they are given.
     """
     with current(loaded.device):
-        return make_on_current_device(engine_class, loaded, graphs, overlap, tiers, options)
+        engine = make_on_current_device(engine_class, loaded, graphs, overlap, tiers, scheduling, options)
+        add_policy(engine, scheduling)
+        return engine
 
 
 def make_on_current_device(
@@ -50,6 +54,7 @@ def make_on_current_device(
     graphs: bool | None,
     overlap: bool | None,
     tiers: TierOptions,
+    scheduling: Scheduling,
     options: dict,
 ) -> BaseEngine:
     """See `make_engine`."""
@@ -78,6 +83,7 @@ def make_on_current_device(
         loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most, models))
     if "graphs" in parameters:  # it has workers, and each makes its own
         asked = {"tiers": tiers} if tiers != NO_TIERS else {}  # a learner's own need not know of them
+        asked |= {"scheduling": scheduling} if scheduling != FIRST_COME else {}
         engine = made(loaded, graphs=graphs, price=price, **asked, **options)
         engine.startup_notes += f", {note}" * bool(note)
         return engine

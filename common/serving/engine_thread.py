@@ -171,7 +171,7 @@ class EngineThread:
         self._commands.put(self._engine_stop)
         await asyncio.to_thread(self._thread.join)
 
-    def _answer(self, streams: list[Stream], error: InvalidInput | None) -> None:
+    def _answer(self, streams: list[Stream], error: Exception | None) -> None:
         """Tell `submit_all` that the engine has taken its requests, or why it has refused them."""
         if error is not None:
             self._open.difference_update(streams)
@@ -231,7 +231,7 @@ class EngineThread:
                 stream.request = self.engine.add(*order)
                 stream.request.timings.arrival = stream.arrived
                 self._by_id[stream.request.request_id] = stream
-        except InvalidInput as error:
+        except (InvalidInput, QueueFull) as error:
             refusal = error
             for stream in streams:
                 self._engine_abort(stream)

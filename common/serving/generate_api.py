@@ -14,7 +14,7 @@ from common.errors import InvalidInput, shortened
 from common.request import Request
 from common.sampling import SamplingParams
 
-PARAMETERS = {field.name for field in fields(SamplingParams)} - {"ending_token_ids", "structure"}
+PARAMETERS = {field.name for field in fields(SamplingParams)} - {"ending_token_ids", "structure", "tenant"}
 
 
 @dataclass(frozen=True)

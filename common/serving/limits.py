@@ -3,6 +3,7 @@
 import asyncio
 import hmac
 import time
+from collections.abc import Mapping
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -37,18 +38,20 @@ class Origins(CORSMiddleware):
 class HeaderCheck:
     """Refuse requests whose headers tell that they must not be answered, read every body as JSON, and HEAD as GET.
 
-    key: with one, requests without `Authorization: Bearer KEY` get 401, except those for OPEN_PATHS.
+    keys: names of tenants by their keys; with any, requests without `Authorization: Bearer KEY` get 401, except those
+    for OPEN_PATHS. Also set `request.state.tenant`, the name, "" without keys.
     A web page's POST that is not declared as JSON gets 415. A browser sends JSON to another site only if that site
     allows it (--allow-origin), but forms and plain text without asking. Browsers send an Origin with every POST, and
     other clients do not: theirs is JSON whatever it is declared as, since `curl -d` calls it a form.
     """
 
-    def __init__(self, app: ASGIApp, key: str | None):
-        self.app, self.key = app, key.encode() if key else None
+    def __init__(self, app: ASGIApp, keys: Mapping[str, str]):
+        self.app, self.keys = app, {key.encode(): name for key, name in keys.items()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             headers = dict(scope["headers"])
+            scope.setdefault("state", {})["tenant"] = self.tenant(headers) or ""
             if error := self.refusal(scope["method"], scope["path"], headers):
                 await error_response(Request(scope), error)(scope, receive, send)
                 return
@@ -60,11 +63,8 @@ class HeaderCheck:
         await self.app(scope, receive, send)
 
     def refusal(self, method: str, path: str, headers: dict[bytes, bytes]) -> HTTPException | None:
-        open_to_all = not self.key or path in OPEN_PATHS or method == "OPTIONS"
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        # Compare in constant time: the time of a refusal must not tell how much of the key was right.
-        right = scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self.key or b"")
-        if not open_to_all and not right:
+        open_to_all = not self.keys or path in OPEN_PATHS or method == "OPTIONS"
+        if not open_to_all and self.tenant(headers) is None:
             message = "the API key is missing or wrong: send it as Authorization: Bearer KEY"
             return HTTPException(401, message, {"WWW-Authenticate": "Bearer"})
         declared = headers.get(b"content-type", b"").startswith(b"application/json")
@@ -73,6 +73,13 @@ class HeaderCheck:
                 415, "a web page must send its body as JSON: set the header Content-Type: application/json"
             )
         return None
+
+    def tenant(self, headers: dict[bytes, bytes]) -> str | None:
+        """Return whose key the headers have; None if nobody's."""
+        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+        # Compare in constant time, with all: the time of a refusal must not tell how much of a key was right.
+        names = [name for known, name in self.keys.items() if hmac.compare_digest(key.strip(), known)]
+        return names[0] if names and scheme.lower() == b"bearer" else None
 
 
 class BodyLimit:

@@ -27,6 +27,19 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         help="the key that clients must send (default: the environment's LLM_SERVER_API_KEY, or none)",
     )
     server.add_argument(
+        "--api-keys",
+        type=Path,
+        metavar="FILE",
+        help="a line for each tenant: its name, its key and, if it is not 1, its weight with --scheduling fair",
+    )
+    for name, what in (("ttft", "to the first token"), ("tpot", "for each further token")):
+        server.add_argument(
+            f"--{name}-objective",
+            type=float,
+            metavar="SECONDS",
+            help=f"{what}: requests that would take longer get 429 at once (default: they wait)",
+        )
+    server.add_argument(
         "--allow-origin",
         action="append",
         default=[],

@@ -1,7 +1,7 @@
 """The fields of a body, and their translation to prompts and `SamplingParams`.
 
 A field that would change the answer and is not supported is refused by name: the client would otherwise believe that
-the answer has it. Fields that change nothing, such as `user`, are ignored.
+the answer has it. Fields that change nothing, such as `metadata`, are ignored.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from common.errors import shortened
 from common.sampling import SamplingParams
-from common.sampling_params import MOST_BIASES
+from common.sampling_params import MOST_BIASES, MOST_TENANT
 from common.serving.errors import BadRequest
 from common.serving.generate_api import PARAMETERS
 from common.structured_output import Structure
@@ -23,7 +23,7 @@ TEXT = ResponseFormat(type="text")
 MOST_CHOICES = 128  # the field n, as in OpenAI's API
 MOST_PROMPTS = 2048  # in one call, as in OpenAI's API for embeddings
 IGNORED = {
-    "user", "name", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id",
+    "name", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id",
     "parallel_tool_calls", "prompt_cache_retention", "prompt_cache_options", "max_tool_calls", "reasoning.summary",
 }  # fmt: skip
 # Fields that are not supported, and the values with which they change nothing.
@@ -37,7 +37,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "modalities": (["text"],),
     "skip_special_tokens": (True,),
     "use_beam_search": (False,),
-    "priority": (0,),
     "echo": (False,),
     "background": (False,),
     "truncation": ("disabled",),
@@ -80,6 +79,8 @@ class Body(BaseModel, strict=True, extra="allow"):
     include_stop_str_in_output: bool | None = None
     seed: Annotated[Int, Field(ge=-(2**63), lt=2**63)] | None = None
     ignore_eos: bool | None = None
+    priority: Int | None = None
+    user: Annotated[str, Field(max_length=MOST_TENANT)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None

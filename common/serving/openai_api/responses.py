@@ -248,7 +248,7 @@ def router(service: Service) -> APIRouter:
     async def responses(http: Request, body: ResponsesBody):
         service.check(body, 1)
         prompt = await service.thread.beside(service.chat_tokens, body)
-        answer = await service.submit(ResponseAnswer, body, [prompt], http.state.arrived)
+        answer = await service.submit(ResponseAnswer, body, [prompt], http)
         watch = asyncio.create_task(abort_when_gone(http, service.thread, answer.streams))
         if body.stream:
             return StreamingResponse(events(answer, watch), media_type="text/event-stream", headers=SSE_HEADERS)

@@ -38,9 +38,9 @@ NOT_COMPLETED = "the request could not be completed: send it again"
 class Service:
     """What the routes share: the engine thread and the tokenizer."""
 
-    def __init__(self, engine_thread, name: str, defaults: dict[str, float]):
+    def __init__(self, engine_thread, name: str, defaults: dict[str, float], scheduling: str = "fcfs"):
         self.thread, self.engine, self.name = engine_thread, engine_thread.engine, name
-        self.tokenizer, self.defaults = engine_thread.tokenizer, defaults
+        self.tokenizer, self.defaults, self.scheduling = engine_thread.tokenizer, defaults, scheduling
         self.trials = Trials(self.engine.config.vocab_size)
         self.token_texts: dict[tuple[int, bool], str] = {}  # one answer may need 20 for each token
         self.any_text = self.tokenizer("a", add_special_tokens=False)["input_ids"] if self.tokenizer else []
@@ -90,6 +90,8 @@ class Service:
     def check(self, body: Body, prompts: int) -> None:
         """Raise BadRequest if this server cannot answer the call, before any work for it."""
         self.check_model(body.model)
+        if body.priority and self.scheduling != "priority":
+            raise BadRequest("priority needs a server with --scheduling priority: leave it out", "priority")
         answers = prompts * (body.choices + body.scores_prompts)
         if answers > self.thread.max_queue:
             raise BadRequest(
@@ -127,10 +129,11 @@ class Service:
         return structure
 
     async def submit(
-        self, kind: type[Answer], body: Body, prompts: Sequence[str | list[int]], arrived: float
+        self, kind: type[Answer], body: Body, prompts: Sequence[str | list[int]], http: Request
     ) -> Answer:
         """Queue a request for each choice of each prompt, and one for each prompt to be scored: all or none."""
         params, choices, scored = body.params(self.defaults, await self.structure(body)), [], []
+        params = replace(params, tenant=http.state.tenant or body.user or "")
         if body.scores_prompts:
             scored = [(prompt, ScoringParams(max_tokens=1, logprobs=params.logprobs)) for prompt in prompts]
         if body.max_tokens != 0 or not body.echoes:
@@ -138,7 +141,7 @@ class Service:
                 # Each choice has its own seed, so that the choices of one prompt differ.
                 seed = None if params.seed is None else (params.seed + number) % 2**63
                 choices.append((prompt, replace(params, seed=seed)))
-        streams = await self.thread.submit_all(scored + choices, arrived)
+        streams = await self.thread.submit_all(scored + choices, http.state.arrived)
         return kind(self, body, streams[: len(scored)], streams[len(scored) :])
 
     async def echoes(self, answer: Answer, prompts: Sequence[str | list[int]]) -> list[Piece]:
@@ -163,7 +166,7 @@ class Service:
         self, http: Request, kind: type[Answer], body: Body, prompts: Sequence[str | list[int]]
     ) -> Response:
         """Return the answer, whole or streamed. If the client disconnects, abort its requests."""
-        answer = await self.submit(kind, body, prompts, http.state.arrived)
+        answer = await self.submit(kind, body, prompts, http)
         watch = asyncio.create_task(abort_when_gone(http, self.thread, answer.scored + answer.streams))
         if body.echoes:
             answer.echoes = await self.echoes(answer, prompts)

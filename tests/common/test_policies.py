@@ -1,0 +1,221 @@
+"""Who is served first: order, fairness within the paper's bound, keys and promises."""
+
+import random
+from types import SimpleNamespace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from common.acceleration.accelerate import make_engine
+from common.errors import InvalidInput
+from common.policies import INPUT, OUTPUT, Fair, Key, Priority, Scheduling, read_keys
+from common.request import Request
+from common.sampling import SamplingParams
+from common.serving.promises import PromiseBroken, Promises
+from common.stages import load_engine, load_stage_module
+from common.trace import Trace
+
+STAGES = ["04", "05", "06", "07", "08"]
+
+
+def request(name: str, prompt: int, output: int, **params) -> Request:
+    given = SamplingParams(max_tokens=output, ignore_eos=True, **params)
+    return Request(name, [int(name) % 2] * prompt, given, None, frozenset(), output)
+
+
+class Loop:
+    """Stage 06's scheduler without a model: a step runs what it chooses, and each complete sequence gains a token."""
+
+    def __init__(self, pages=64, running=4, budget=16):
+        self.scheduler = load_stage_module("06", "scheduler").Scheduler(running, budget, pages, 4)
+        self.trace, self.requests, self.count = Trace(), {}, 0
+        self.served: dict[str, float] = {}  # by tenant, weighted as the paper does
+
+    def add(self, prompt: int, output: int, **params) -> None:
+        one = request(f"{self.count:05}", prompt, output, **params)
+        self.count += 1
+        self.scheduler.add(one)
+        self.requests[one.request_id] = one
+
+    def step(self) -> None:
+        with self.trace.step() as record:
+            chunks = self.scheduler.schedule()
+            for chunk in chunks:
+                one = chunk.sequence.request
+                record.work(one.request_id, chunk.phase, len(chunk.token_ids))
+                price = OUTPUT if chunk.phase == "decode" else INPUT
+                tenant = one.params.tenant
+                self.served[tenant] = self.served.get(tenant, 0.0) + price * len(chunk.token_ids)
+                if chunk.completes:
+                    one.append(7)
+        self.scheduler.count_computed(chunks)
+        self.scheduler.check()
+        for one in [chunk.sequence.request for chunk in chunks]:
+            if one.finished:
+                self.scheduler.remove(self.requests.pop(one.request_id))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([12, 64]), st.sampled_from([1.0, 3.0]))
+def test_no_tenant_gets_ahead_by_more_than_the_papers_bound(seed, pages, weight):
+    """Two that always have requests: over any stretch of steps, twice what a batch holds. With preemption and hits."""
+    rng, loop = random.Random(seed), Loop(pages)
+    loop.scheduler.policy = Fair(loop, {"b": weight})
+    most_prompt, most_batch = 20, pages * 4
+    bound = 2 * max(INPUT * most_prompt, OUTPUT * most_batch)
+    gaps = []
+    for _ in range(300):
+        for tenant, many in (("a", 8), ("b", 2)):
+            here = sum(one.params.tenant == tenant for one in loop.requests.values())
+            for _ in range(many - here):
+                loop.add(rng.randint(1, most_prompt), rng.randint(1, 12), tenant=tenant)
+        loop.step()
+        gaps.append(loop.served.get("a", 0.0) - loop.served.get("b", 0.0) / weight)
+    assert max(gaps) - min(gaps) <= bound
+    assert min(loop.served.values()) > 300, "both are served"
+
+
+def test_one_who_floods_does_not_keep_others_waiting():
+    loop = Loop(running=2)
+    loop.scheduler.policy = Fair(loop)
+    for _ in range(50):
+        loop.add(8, 8, tenant="flood")
+    for _ in range(5):
+        loop.step()
+    loop.add(8, 8, tenant="quiet")
+    quiet = loop.requests[f"{50:05}"]
+    for _ in range(12):
+        loop.step()
+    assert quiet.token_ids, "it follows the requests that ran when it came"
+
+
+def test_nobody_saves_up_and_an_engine_with_work_is_never_idle():
+    loop = Loop()
+    loop.scheduler.policy = policy = Fair(loop)
+    loop.add(8, 8, tenant="a")
+    while loop.requests:
+        loop.step()
+    loop.add(4, 2, tenant="a")
+    loop.add(4, 2, tenant="late")
+    loop.step()
+    assert policy.counters["late"] >= policy.least > 0
+    while loop.requests:
+        loop.step()
+        assert not loop.requests or loop.trace[-1].tokens
+    for number in range(100):  # whoever leaves with no more than the least is forgotten
+        loop.add(4, 1, tenant=f"once {number}")
+        while loop.requests:
+            loop.step()
+    assert len(policy.counters) < 10
+
+
+def test_a_weight_of_two_gets_twice_as_much():
+    loop = Loop()
+    loop.scheduler.policy = Fair(loop, {"two": 2.0})
+    for _ in range(200):
+        for tenant in ("one", "two"):
+            loop.add(4, 8, tenant=tenant)
+    for _ in range(300):
+        loop.step()
+    assert loop.served["two"] == pytest.approx(2 * loop.served["one"], rel=0.1)
+
+
+def test_priority_decides_who_is_admitted_and_who_gives_way():
+    loop = Loop(pages=6, running=2)
+    loop.scheduler.policy = Priority()
+    for priority in (5, 5, 0):
+        loop.add(8, 8, priority=priority)
+    loop.step()
+    assert next(iter(loop.scheduler.running)) == f"{2:05}"
+    loop.add(4, 8, priority=-1)
+    ended = []
+    for _ in range(80):
+        before = set(loop.requests)
+        loop.step()
+        ended += sorted(before - set(loop.requests))
+    assert ended.index(f"{2:05}") < ended.index(f"{0:05}") < ended.index(f"{1:05}")
+
+
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("policy", ["priority", "fair"])
+def test_every_stage_asks_the_policy_and_answers_alike(loaded, stage, policy):
+    """Greedy tokens do not depend on the order; the one that comes first by policy begins first."""
+    options = {"07": {"num_draft_tokens": 2}, "08": {"replicas": 1, "num_draft_tokens": 2}}.get(stage, {})
+    prompts, made = ["Tell me", "The capital of", "Once upon a time"], []
+    for scheduling in (Scheduling(), Scheduling(policy)):
+        engine = make_engine(
+            load_engine(stage), loaded, token_budget=64, max_running=1, scheduling=scheduling, **options
+        )
+        params = [
+            SamplingParams(max_tokens=6, priority=priority, tenant=tenant)
+            for priority, tenant in ((1, "a"), (1, "a"), (0, "b"))
+        ]
+        requests = [engine.add(*pair) for pair in zip(prompts, params, strict=True)]
+        while engine.has_unfinished:
+            engine.step()
+        made.append(requests)
+        engine.close()
+    assert [one.token_ids for one in made[0]] == [one.token_ids for one in made[1]]
+    order = [sorted(requests, key=lambda one: one.timings.tokens[0]) for requests in made]
+    assert order[0] == made[0] and order[1].index(made[1][2]) < order[1].index(made[1][1])
+
+
+def test_what_no_stage_can_do_is_refused(loaded):
+    with pytest.raises(InvalidInput, match="is for stages 04 to 08"):
+        make_engine(load_engine("02"), loaded, scheduling=Scheduling("fair"))
+
+
+def test_keys_are_read_and_mistakes_named(tmp_path):
+    file = tmp_path / "keys"
+    file.write_text("# tenants\nanna 111\nbert 222 2.5  # twice and a half\n\n")
+    assert read_keys(file) == [Key("anna", "111"), Key("bert", "222", 2.5)]
+    for text, wrong in {
+        "anna": "line 1 of .* must be",
+        "anna 1\nbert 2 x": "line 2 of .* must be",
+        "anna 1 0": "must be",
+        "anna 1 nan": "must be",
+        "anna 1 2 3": "must be",
+        "anna 1\nbert 1": "has the key of 'anna'",
+        "# nobody": "has no keys",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(InvalidInput, match=wrong):
+            read_keys(file)
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_keys(tmp_path / "nothing")
+
+
+def test_a_promise_that_would_be_broken_is_refused_and_an_idle_engine_promises_again(monkeypatch):
+    """Prompts of ten tokens take a second each; three are promised."""
+    now = [0.0]
+    monkeypatch.setattr("common.serving.promises.time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    class Slow:
+        def __init__(self):
+            self.requests = {}
+
+        def add(self, prompt, params, request_id):
+            one = request(f"{len(self.requests) + int(now[0] * 100):05}", len(prompt), 1)
+            self.requests[one.request_id] = one
+            return one
+
+        def step(self):
+            now[0] += 1.0
+            if not self.requests:
+                return []
+            one = self.requests.pop(next(iter(self.requests)))
+            one.append(7)
+            return [one]
+
+    promises = Promises(Slow(), 3.0, None)
+    promises.add([1] * 10, None, None)
+    promises.step()
+    for _ in range(3):
+        promises.add([1] * 10, None, None)
+    with pytest.raises(PromiseBroken, match="1.0 s later than the 3 s") as refused:
+        promises.add([1] * 10, None, None)
+    assert refused.value.headers == {"Retry-After": "1"}
+    for _ in range(3):
+        promises.step()
+    promises.add([1] * 1000, None, None)  # nobody waits: it is taken

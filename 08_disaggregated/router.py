@@ -19,6 +19,7 @@ import logging
 import os
 import socket
 import time
+from typing import Any
 
 from common.engine import BaseEngine
 from common.errors import InvalidInput

@@ -1,9 +1,9 @@
-"""Promises: a request whose first token would come later than is promised, or whose others would, is refused at once.
+"""Promises: a request whose first token, or whose others, would come later than is promised is refused at once.
 
-A queue that grows makes every request late; who is told "try again in 3 seconds" at once has lost nothing, and those who
-were admitted get what they were promised. The prediction is queue over rate: the prompt tokens of requests that have no
-token yet, over the rate at which such prompts were finished lately. All that slows a server down is in that rate:
-decode beside it, too few slots, preemptions. (Mooncake, Qin et al., 2024, calls this early rejection.)
+A queue that grows makes every request late; who is told "try again in 3 seconds" at once has lost nothing, and those
+who were admitted get what they were promised. The prediction is queue over rate: the prompt tokens of requests that
+have no token yet, over the rate at which such prompts were finished lately. All that slows a server down is in that
+rate: decode beside it, too few slots, preemptions. (Mooncake, Qin et al., 2024, calls this early rejection.)
 """
 
 import math
@@ -51,7 +51,8 @@ class Promises:
         ahead = sum(len(one.prompt_token_ids) for one in self._engine.requests.values() if not one.token_ids)
         if self.ttft is not None and (late := self._prompts.seconds(ahead + tokens) - self.ttft) > 0:
             raise PromiseBroken(
-                f"the first token would come {late:.1f} s later than the {self.ttft:g} s that are promised: try later", late
+                f"the first token would come {late:.1f} s later than the {self.ttft:g} s that are promised: try later",
+                late,
             )
         if self.tpot is not None and (each := self._tokens.seconds(1)) > self.tpot:
             raise PromiseBroken(

@@ -128,9 +128,7 @@ class Service:
         await asyncio.to_thread(structure.check)  # beside the engine and the event loop
         return structure
 
-    async def submit(
-        self, kind: type[Answer], body: Body, prompts: Sequence[str | list[int]], http: Request
-    ) -> Answer:
+    async def submit(self, kind: type[Answer], body: Body, prompts: Sequence[str | list[int]], http: Request) -> Answer:
         """Queue a request for each choice of each prompt, and one for each prompt to be scored: all or none."""
         params, choices, scored = body.params(self.defaults, await self.structure(body)), [], []
         params = replace(params, tenant=http.state.tenant or body.user or "")

@@ -181,8 +181,9 @@ class Router(BaseEngine):
         for_decode = [handle for handle in self.handles if handle.role == "decode"]
         decode_is_up = any(handle.up for handle in for_decode)
         if self.policy:
-            waiting = [self.flights[key] for _, key in sorted(self.queues[QUEUED]) if key in self.flights]
-            keys = {flight.request: flight.key for flight in waiting if flight.phase == QUEUED}
+            waiting = [flight for flight in self.flights.values() if flight.phase == QUEUED]
+            waiting.sort(key=lambda flight: flight.request.timings.arrival)
+            keys = {flight.request: flight.key for flight in waiting}
             _, ordered = self.policy.order({}, keys)
             self.queues[QUEUED] = [(place, keys[request]) for place, request in enumerate(ordered)]
         while flight := self._oldest(READY):

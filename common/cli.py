@@ -27,8 +27,8 @@ from .kv_tiers import add_arguments as add_tier_arguments
 from .loader import BITS, MODEL_IMPLS, QUANTIZATIONS, Loaded, chat_prompt, check_quantization, load_model
 from .loader.device import DTYPES, choose_device
 from .packages import packaged_model
-from .policies import Scheduling, read_keys
 from .policies import add_arguments as add_scheduling_arguments
+from .policies import scheduling_of
 from .process import freeze_loaded_objects, run_on_temporary_thread
 from .sampling import SamplingParams
 from .stages import load_engine, load_stage_module
@@ -207,8 +207,7 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
         raise InvalidInput("flash attention of torch reads no K and V of 8 bits: leave out --attention or --kv-dtype")
     options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
     options |= {"graphs": args.graphs, "overlap": args.overlap}
-    weights = {key.name: key.weight for key in read_keys(args.api_keys)} if vars(args).get("api_keys") else {}
-    options["scheduling"] = Scheduling(args.scheduling, weights)
+    options["scheduling"] = scheduling_of(args)
     options["tiers"] = TierOptions(args.kv_host_memory, args.kv_disk, args.kv_disk_memory)
     check_quantization(args.quantization, choose_device(args.device, args.dtype)[0], args.tensor_parallel)
     if args.tensor_parallel == 1:

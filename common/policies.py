@@ -6,7 +6,8 @@ admitted next, who stands last among those that run is preempted first.
 """
 
 import argparse
-from collections import Counter, deque
+import re
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +17,8 @@ from .errors import InvalidInput
 from .request import Request
 
 POLICIES = ("fcfs", "priority", "fair")
-INPUT, OUTPUT = 1.0, 2.0  # what a token costs a tenant that is read, and that is generated, as in the paper
+INPUT, OUTPUT = 1.0, 2.0  # what a token costs a tenant that is read, and one that a decode step runs, as in the paper
+MOST_AWAY = 1000  # tenants without requests whose counters are kept: clients may make up names
 
 
 class Scheduling(NamedTuple):
@@ -39,74 +41,79 @@ class Key(NamedTuple):
 
 class Policy(Protocol):
     def order(self, running: dict[str, Any], waiting: Iterable[Request]) -> tuple[dict[str, Any], deque[Request]]:
-        """Return both in the order in which they are to be served. running: by request id, each has a `request`."""
+        """Return both in the order in which they are to be served. running: by request id, each has a `request`.
+
+        waiting: in the order in which they would be served without a policy.
+        """
 
 
 class Priority:
     """A lower `priority` comes first, as in vLLM; among equals, who came first."""
 
     def order(self, running: dict[str, Any], waiting: Iterable[Request]) -> tuple[dict[str, Any], deque[Request]]:
-        def rank(request: Request) -> tuple[int, float]:
-            return request.params.priority, request.timings.arrival
-
-        ranked = sorted(running.items(), key=lambda item: rank(item[1].request))
-        return dict(ranked), deque(sorted(waiting, key=rank))
+        ranked = sorted(running.items(), key=lambda item: item[1].request.params.priority)
+        return dict(ranked), deque(sorted(waiting, key=lambda request: request.params.priority))
 
 
 class Fair:
     """Whose tenant has had least comes first: the virtual token counter (Sheng et al., OSDI 2024).
 
-    Each tenant's counter grows by the tokens that run for it, over its weight: what is found in a cache costs nothing.
-    A tenant that comes, or comes back, starts no lower than the lowest of those that are being served, so that nobody
-    saves up for later. An engine that has work is never idle. Of two tenants that both have requests all the time
-    neither gets ahead by more than twice what one batch holds (the paper's bound).
+    Each tenant's counter grows by the tokens that run for it, over its weight; what is found in a cache, run again or
+    drafted in vain costs nothing. A tenant that comes, or comes back, starts no lower than the lowest of those that are
+    being served, so that nobody saves up for later. Of two tenants that both have requests waiting all the time neither
+    gets ahead by more than twice what one batch holds (the paper's bound).
     """
 
     def __init__(self, engine: BaseEngine, weights: Mapping[str, float] = {}):
         self.engine, self.weights = engine, weights
         self.counters: dict[str, float] = {}  # by tenant
-        self.least = 0.0  # the lowest counter that a tenant with requests has had: it never falls
+        self.least = 0.0  # the lowest counter of those that were served together: it never falls
         self.steps = 0  # of the engine's trace, that are charged
-        self.tenants: dict[str, str] = {}  # by request id
-        self.charged: Counter[str] = Counter()  # tokens that have run, by request id
+        self.requests: dict[str, Request] = {}  # unfinished ones, as of the last call
+        self.charged: dict[str, int] = {}  # tokens, by request id
 
     def order(self, running: dict[str, Any], waiting: Iterable[Request]) -> tuple[dict[str, Any], deque[Request]]:
         self._charge()
         self._note_who_is_here()
-        waiting, due = list(waiting), Counter(self.counters)
-        for request in set(self.engine.requests.values()).difference(waiting):
-            if not request.token_ids:  # what has been admitted counts before it has run
-                due[request.params.tenant] += self._cost(request, request.num_tokens - self.charged[request.request_id])
-        places = {}
-        for request in waiting:  # a tenant's own by arrival, and each counts for the next
-            places[request] = due[request.params.tenant]
-            due[request.params.tenant] += self._cost(request, request.num_tokens)
+        waiting, due = list(waiting), dict(self.counters)
+        queued = {request.request_id for request in waiting}
+        for name, request in self.requests.items():
+            if not (request.token_ids or name in queued):  # what has been admitted counts before it has run
+                due[request.params.tenant] += self._cost(request, INPUT, request.num_tokens - self.charged.get(name, 0))
+        places = []
+        for request in waiting:  # each of a tenant's counts for its next
+            places.append(due[request.params.tenant])
+            due[request.params.tenant] += self._cost(request, INPUT, request.num_tokens)
         ranked = sorted(running.items(), key=lambda item: self.counters[item[1].request.params.tenant])
-        return dict(ranked), deque(sorted(waiting, key=places.__getitem__))
+        in_turn = sorted(range(len(waiting)), key=places.__getitem__)
+        return dict(ranked), deque(waiting[place] for place in in_turn)
 
-    def _cost(self, request: Request, tokens: int) -> float:
-        return INPUT * max(0, tokens) / self.weights.get(request.params.tenant, 1.0)
+    def _cost(self, request: Request, price: float, tokens: int) -> float:
+        return price * max(0, tokens) / self.weights.get(request.params.tenant, 1.0)
 
     def _charge(self) -> None:
-        """Charge the steps that have ended since the last call."""
+        """Charge the steps since the last call."""
         trace = self.engine.trace
         for back in range(min(trace.steps - self.steps, len(trace)), 0, -1):
-            for request_id, phase, tokens in trace[-back].works:
-                if (tenant := self.tenants.get(request_id)) is not None:
+            for name, phase, tokens in trace[-back].works:
+                if (request := self.requests.get(name)) is not None:
+                    charged = self.charged.get(name, 0)
+                    tokens = min(tokens, request.num_tokens - charged)  # not what a preemption has run again
                     price = OUTPUT if phase == "decode" else INPUT
-                    self.counters[tenant] += price * tokens / self.weights.get(tenant, 1.0)
-                    self.charged[request_id] += tokens
+                    self.counters[request.params.tenant] += self._cost(request, price, tokens)
+                    self.charged[name] = charged + max(0, tokens)
         self.steps = trace.steps
 
     def _note_who_is_here(self) -> None:
         """Raise the counters of tenants that come back; forget those that would begin at `least` again anyway."""
-        self.tenants = {name: request.params.tenant for name, request in self.engine.requests.items()}
-        self.charged = Counter({name: self.charged[name] for name in self.tenants})
-        here, known = set(self.tenants.values()), self.counters
-        if served := [known[tenant] for tenant in here if tenant in known]:
-            self.least = max(self.least, min(served))
-        kept = {tenant: count for tenant, count in known.items() if tenant in here or count > self.least}
-        self.counters = kept | {tenant: max(kept.get(tenant, 0.0), self.least) for tenant in here}
+        self.requests = dict(self.engine.requests)
+        self.charged = {name: count for name, count in self.charged.items() if name in self.requests}
+        here, known = {request.params.tenant for request in self.requests.values()}, self.counters
+        served = [known[tenant] for tenant in here if tenant in known] or [max(known.values(), default=0.0)]
+        self.least = max(self.least, min(served))
+        away = sorted((count, tenant) for tenant, count in known.items() if tenant not in here and count > self.least)
+        self.counters = {tenant: count for count, tenant in away[-MOST_AWAY:]}
+        self.counters |= {tenant: max(known.get(tenant, 0.0), self.least) for tenant in here}
 
 
 def add_policy(engine: BaseEngine, scheduling: Scheduling) -> None:
@@ -131,6 +138,12 @@ def add_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> 
     )
 
 
+def scheduling_of(args: argparse.Namespace) -> Scheduling:
+    """Return what the options say, with the weights of the keys; stages 01 and 02 have no keys."""
+    keys = read_keys(args.api_keys) if getattr(args, "api_keys", None) else []
+    return Scheduling(args.scheduling, {key.name: key.weight for key in keys})
+
+
 def read_keys(file: Path) -> list[Key]:
     """Read a file with a line for each tenant: name, key and, if it is not 1, weight. Lines with # are comments."""
     try:
@@ -139,7 +152,7 @@ def read_keys(file: Path) -> list[Key]:
         raise InvalidInput(f"--api-keys: {file} cannot be read ({error})") from error
     keys: dict[str, Key] = {}
     for number, line in enumerate(lines, 1):
-        words = line.partition("#")[0].split()
+        words = re.split(r"(?:^|\s)#", line)[0].split()
         if not words:
             continue
         try:

@@ -91,7 +91,8 @@ def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
     name = stage.name if stage.parent == ROOT else f"{stage.parent.name}/{stage.name}"  # a learner's, beside ours
     hello = watched.view.hello() | {"name": name, "lesson": lesson}
     clients = Clients(server.engine_thread, watched.view, lesson["system"])
-    boot = {"engines": [{"url": ""}, *({"url": url} for url in args.beside)], "key": bool(args.api_key)}
+    engines = [{"url": ""}, *({"url": url} for url in args.beside)]
+    boot = {"engines": engines, "key": bool(args.api_key or args.api_keys)}
     routes = router(stage, watched, server.engine_thread, clients, hello, boot)
     app.include_router(routes, dependencies=[Depends(guard(args.host, args.controlled_by))])
     app.add_route("/", lambda _: RedirectResponse("/watch"))  # the bare address, as people type it

@@ -5,7 +5,7 @@ import argparse
 from fastapi import FastAPI
 from fastapi.responses import Response
 
-from ..policies import read_keys
+from ..policies import read_keys, scheduling_of
 from .limits import BodyLimit, HeaderCheck, Origins
 from .metrics import Measured
 from .openai_api import responses, routes
@@ -21,7 +21,9 @@ def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) 
     if engine_thread.tokenizer is not None:
         set_template(engine_thread.tokenizer, args.chat_template)
     if args.ttft_objective or args.tpot_objective:
-        engine_thread.engine = Promises(engine_thread.engine, args.ttft_objective, args.tpot_objective)
+        engine_thread.engine = Promises(
+            engine_thread.engine, args.ttft_objective, args.tpot_objective, scheduling_of(args)
+        )
     if args.stream_interval > 1:
         engine_thread.engine = Intervals(engine_thread.engine, args.stream_interval)
     service = routes.Service(engine_thread, measured.model_name, defaults, args.scheduling)
@@ -34,6 +36,12 @@ def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) 
 
     # The last middleware added runs first: with CORS outermost, a web page can read that its key was refused.
     app.add_middleware(BodyLimit, most=args.max_body)
-    keys = {one.key: one.name for one in read_keys(args.api_keys)} if args.api_keys else {}
-    app.add_middleware(HeaderCheck, keys=keys | ({args.api_key: ""} if args.api_key else {}))
-    app.add_middleware(Origins, allow_origins=args.allow_origin, allow_methods=["*"], allow_headers=["*"])
+    tenants = {one.key: one.name for one in read_keys(args.api_keys)} if args.api_keys else {}
+    app.add_middleware(HeaderCheck, keys=({args.api_key: ""} if args.api_key else {}) | tenants)
+    app.add_middleware(
+        Origins,
+        allow_origins=args.allow_origin,
+        allow_methods=["*"],
+        allow_headers=["*"],
+        expose_headers=["Retry-After"],
+    )

@@ -7,6 +7,17 @@ from pathlib import Path
 from ..terminal import positive
 
 
+def seconds(text: str) -> float:
+    """Read a time above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
 def url_of(host: str, port: int) -> str:
     """Return the URL of a server; an address of IPv6 stands in brackets."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -35,7 +46,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
     for name, what in (("ttft", "to the first token"), ("tpot", "for each further token")):
         server.add_argument(
             f"--{name}-objective",
-            type=float,
+            type=seconds,
             metavar="SECONDS",
             help=f"{what}: requests that would take longer get 429 at once (default: they wait)",
         )

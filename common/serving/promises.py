@@ -8,14 +8,18 @@ rate: decode beside it, too few slots, preemptions. (Mooncake, Qin et al., 2024,
 
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 from common.engine import BaseEngine
 from common.errors import QueueFull
+from common.policies import Scheduling
 from common.request import Request
 from common.sampling import SamplingParams
 
 HALF_LIFE = 5.0  # seconds of work after which a measurement counts half
+QUEUED_SHARE = 0.1  # of the promise, that a request has waited, before a step says what the server can do
+MOST_SECONDS = 60  # after which to try again
 
 
 class PromiseBroken(QueueFull):
@@ -23,69 +27,82 @@ class PromiseBroken(QueueFull):
 
     def __init__(self, message: str, seconds: float):
         super().__init__(message)
-        self.headers = {"Retry-After": str(max(1, math.ceil(seconds)))}
+        self.headers = {"Retry-After": str(min(MOST_SECONDS, max(1, math.ceil(seconds))))}
 
 
 class Promises:
-    """An engine whose `add` raises PromiseBroken. All other attributes are the engine's own.
+    """An engine whose `admit` raises PromiseBroken. All other attributes are the engine's own.
 
-    ttft, tpot: seconds to the first token, and for each further one; None: not promised.
+    ttft, tpot: seconds to the first token, and for each further one; None: not promised. scheduling: whose queue a
+    request has to wait for.
     """
 
-    def __init__(self, engine: BaseEngine, ttft: float | None, tpot: float | None):
-        self._engine, self.ttft, self.tpot = engine, ttft, tpot
+    def __init__(self, engine: BaseEngine, ttft: float | None, tpot: float | None, scheduling: Scheduling):
+        self._engine, self.ttft, self.tpot, self.scheduling = engine, ttft, tpot, scheduling
         self._prompts, self._tokens = Rate(), Rate()  # of prompts' tokens, and of those behind a request's first
         self._gained: dict[str, int] = {}  # output tokens of unfinished requests
+        self._since: float | None = None  # when the last step ended; None: the engine was idle then
 
     def __getattr__(self, name: str):
         return getattr(self._engine, name)
 
-    def add(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, request_id: str | None = None
-    ) -> Request:
-        if self._engine.requests:  # an idle engine takes what comes: otherwise nothing would be measured any more
-            self._check(len(prompt))
-        return self._engine.add(prompt, params, request_id)
-
-    def _check(self, tokens: int) -> None:
-        ahead = sum(len(one.prompt_token_ids) for one in self._engine.requests.values() if not one.token_ids)
-        if self.ttft is not None and (late := self._prompts.seconds(ahead + tokens) - self.ttft) > 0:
-            raise PromiseBroken(
-                f"the first token would come {late:.1f} s later than the {self.ttft:g} s that are promised: try later",
-                late,
-            )
+    def admit(self, orders: Sequence[tuple[Sequence[int], SamplingParams]]) -> None:
+        """Raise PromiseBroken if these requests, of one call, would be late."""
+        if not self._engine.requests:  # otherwise nothing would be measured any more
+            return
+        ahead = self._ahead(sum(len(prompt) for prompt, _ in orders), orders[0][1])
+        if self.ttft is not None and (late := self._prompts.seconds(ahead) - self.ttft) > 0:
+            message = f"the first token would come {late:.1f} s later than the {self.ttft:g} s that are promised"
+            raise PromiseBroken(f"{message}: try again later", late)
         if self.tpot is not None and (each := self._tokens.seconds(1)) > self.tpot:
-            raise PromiseBroken(
-                f"a token takes {each:.3f} s, and {self.tpot:g} are promised: try again later", HALF_LIFE
-            )
+            message = f"a token takes {each:.3f} s, and {self.tpot:g} are promised"
+            raise PromiseBroken(f"{message}: try again later", HALF_LIFE)
+
+    def _ahead(self, tokens: int, params: SamplingParams) -> float:
+        """Return how many tokens of prompts are read before these are, themselves included."""
+        queues: Counter[str] = Counter()
+        for request in self._waiting():
+            if self.scheduling.policy != "priority" or request.params.priority <= params.priority:
+                queues[request.params.tenant] += len(request.prompt_token_ids)
+        if self.scheduling.policy != "fair":
+            return tokens + queues.total()
+        weights, own = self.scheduling.weights, queues.pop(params.tenant, 0) + tokens
+        per_weight = own / weights.get(params.tenant, 1.0)  # others are read as far as this tenant is, by their weight
+        return own + sum(min(queue, per_weight * weights.get(tenant, 1.0)) for tenant, queue in queues.items())
+
+    def _waiting(self) -> list[Request]:
+        """Return the requests without a token, but for those that are only scored."""
+        return [one for one in self._engine.requests.values() if not one.token_ids and one.max_tokens]
 
     def step(self) -> list[Request]:
-        begun = [one for one in self._engine.requests.values() if one.token_ids]
-        waiting = len(self._engine.requests) - len(begun)
-        start = time.perf_counter()
+        begun = sum(bool(one.token_ids) for one in self._engine.requests.values())
+        oldest = min((one.timings.arrival for one in self._waiting()), default=math.inf)
+        start = time.perf_counter() if self._since is None else self._since
         changed = self._engine.step()
-        seconds = time.perf_counter() - start
+        now = time.perf_counter()
         first = [one for one in changed if one.token_ids and one.request_id not in self._gained]
-        if waiting:
-            self._prompts.add(sum(len(one.prompt_token_ids) for one in first), seconds)
+        if now - oldest > QUEUED_SHARE * (self.ttft or 0.0):
+            self._prompts.add(sum(len(one.prompt_token_ids) for one in first), now - start, now - start)
         if begun:
             gained = sum(len(one.token_ids) - self._gained.get(one.request_id, len(one.token_ids)) for one in changed)
-            self._tokens.add(gained, seconds * len(begun))
+            self._tokens.add(gained, (now - start) * begun, now - start)
         self._gained |= {one.request_id: len(one.token_ids) for one in changed if one.token_ids}
         self._gained = {name: count for name, count in self._gained.items() if name in self._engine.requests}
+        self._since = now if self._engine.requests else None
         return changed
 
 
 class Rate:
-    """Units over seconds, of which the newest count most."""
+    """Units over what they took, of which the newest count most."""
 
     def __init__(self):
         self.units = self.spent = 0.0
 
-    def add(self, units: int, seconds: float) -> None:
+    def add(self, units: int, spent: float, seconds: float) -> None:
+        """seconds: since the last call; spent: of all that worked side by side."""
         kept = 0.5 ** (seconds / HALF_LIFE)
-        self.units, self.spent = kept * self.units + units, kept * self.spent + seconds
+        self.units, self.spent = kept * self.units + units, kept * self.spent + spent
 
-    def seconds(self, units: int) -> float:
+    def seconds(self, units: float) -> float:
         """Return how long so many units take; 0 as long as nothing is known."""
         return units * self.spent / self.units if self.units else 0.0

@@ -62,11 +62,11 @@ def test_no_tenant_gets_ahead_by_more_than_the_papers_bound(seed, pages, weight)
     """Two that always have requests: over any stretch of steps, twice what a batch holds. With preemption and hits."""
     rng, loop = random.Random(seed), Loop(pages)
     loop.scheduler.policy = Fair(loop, {"b": weight})
-    most_prompt, most_batch = 20, pages * 4
+    most_prompt, most_batch = 20, 4 * (20 + 12)  # four run at most, with prompt and answer
     bound = 2 * max(INPUT * most_prompt, OUTPUT * most_batch)
     gaps = []
     for _ in range(300):
-        for tenant, many in (("a", 8), ("b", 2)):
+        for tenant, many in (("a", 12), ("b", 8)):
             here = sum(one.params.tenant == tenant for one in loop.requests.values())
             for _ in range(many - here):
                 loop.add(rng.randint(1, most_prompt), rng.randint(1, 12), tenant=tenant)
@@ -122,19 +122,20 @@ def test_a_weight_of_two_gets_twice_as_much():
 
 
 def test_priority_decides_who_is_admitted_and_who_gives_way():
-    loop = Loop(pages=6, running=2)
+    loop = Loop(pages=8, running=2)
     loop.scheduler.policy = Priority()
-    for priority in (5, 5, 0):
-        loop.add(8, 8, priority=priority)
+    loop.add(8, 16, priority=5)
     loop.step()
-    assert next(iter(loop.scheduler.running)) == f"{2:05}"
-    loop.add(4, 8, priority=-1)
+    loop.add(8, 16, priority=7)
+    loop.add(9, 16, priority=0)
+    loop.step()
+    assert next(iter(loop.scheduler.running)) == f"{2:05}", "the most urgent stands first"
     ended = []
-    for _ in range(80):
+    while loop.requests:
         before = set(loop.requests)
         loop.step()
         ended += sorted(before - set(loop.requests))
-    assert ended.index(f"{2:05}") < ended.index(f"{0:05}") < ended.index(f"{1:05}")
+    assert loop.scheduler.preemptions > 0 and ended == [f"{number:05}" for number in (2, 0, 1)]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -195,10 +196,10 @@ def test_a_promise_that_would_be_broken_is_refused_and_an_idle_engine_promises_a
         def __init__(self):
             self.requests = {}
 
-        def add(self, prompt, params, request_id):
+        def add(self, prompt, params=None):
             one = request(f"{len(self.requests) + int(now[0] * 100):05}", len(prompt), 1)
+            one.timings.arrival = now[0]
             self.requests[one.request_id] = one
-            return one
 
         def step(self):
             now[0] += 1.0
@@ -208,14 +209,34 @@ def test_a_promise_that_would_be_broken_is_refused_and_an_idle_engine_promises_a
             one.append(7)
             return [one]
 
-    promises = Promises(Slow(), 3.0, None)
-    promises.add([1] * 10, None, None)
+    promises, order = Promises(Slow(), 3.0, None, Scheduling()), ([1] * 10, SamplingParams())
+
+    def ask(*orders):
+        promises.admit(orders)
+        for one in orders:
+            promises.add(*one)
+
+    ask(order)
     promises.step()
     for _ in range(3):
-        promises.add([1] * 10, None, None)
+        ask(order)
     with pytest.raises(PromiseBroken, match="1.0 s later than the 3 s") as refused:
-        promises.add([1] * 10, None, None)
+        ask(order)
     assert refused.value.headers == {"Retry-After": "1"}
     for _ in range(3):
         promises.step()
-    promises.add([1] * 1000, None, None)  # nobody waits: it is taken
+    ask(*[order] * 100)  # nobody waits: a call is taken as a whole
+
+
+def test_a_flood_breaks_no_promise_to_others():
+    engine = SimpleNamespace(requests={})
+    for number in range(100):
+        one = request(f"{number:05}", 10, 1, tenant="flood")
+        engine.requests[one.request_id] = one
+    for policy, ahead in {"fcfs": 1010, "priority": 1010, "fair": 20}.items():
+        promises = Promises(engine, 1.0, None, Scheduling(policy))
+        assert promises._ahead(10, SamplingParams(tenant="quiet")) == ahead
+    heavy = Promises(engine, 1.0, None, Scheduling("fair", {"flood": 3.0}))
+    assert heavy._ahead(10, SamplingParams(tenant="quiet")) == 40
+    urgent = Promises(engine, 1.0, None, Scheduling("priority"))
+    assert urgent._ahead(10, SamplingParams(priority=-1)) == 10

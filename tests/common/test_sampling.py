@@ -40,6 +40,7 @@ TOO_LONG = {
     "logit_bias": dict.fromkeys(range(301), 1),
     "stop": ["a"] * 33,
     "stop_token_ids": [1] * 129,
+    "tenant": "a megabyte " * 100_000,
 }
 
 

@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from common.errors import shortened
 from common.sampling import SamplingParams
-from common.sampling_params import MOST_BIASES, MOST_TENANT
+from common.sampling_params import MOST_BIASES
 from common.serving.errors import BadRequest
 from common.serving.generate_api import PARAMETERS
 from common.structured_output import Structure
@@ -80,7 +80,7 @@ class Body(BaseModel, strict=True, extra="allow"):
     seed: Annotated[Int, Field(ge=-(2**63), lt=2**63)] | None = None
     ignore_eos: bool | None = None
     priority: Int | None = None
-    user: Annotated[str, Field(max_length=MOST_TENANT)] | None = None
+    user: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None

@@ -19,6 +19,7 @@ from common.detokenizer import REPLACEMENT
 from common.errors import shortened
 from common.grammar_trial import Trials
 from common.request import check_characters, check_prompt_length
+from common.sampling_params import MOST_TENANT
 from common.serving.engine_thread import Piece
 from common.serving.errors import BadRequest, EngineDead, Json, dump, error_object
 from common.serving.scoring import ScoringParams
@@ -91,7 +92,9 @@ class Service:
         """Raise BadRequest if this server cannot answer the call, before any work for it."""
         self.check_model(body.model)
         if body.priority and self.scheduling != "priority":
-            raise BadRequest("priority needs a server with --scheduling priority: leave it out", "priority")
+            raise BadRequest(
+                "Priority scheduling is not enabled: start the server with --scheduling priority", "priority"
+            )
         answers = prompts * (body.choices + body.scores_prompts)
         if answers > self.thread.max_queue:
             raise BadRequest(
@@ -131,7 +134,7 @@ class Service:
     async def submit(self, kind: type[Answer], body: Body, prompts: Sequence[str | list[int]], http: Request) -> Answer:
         """Queue a request for each choice of each prompt, and one for each prompt to be scored: all or none."""
         params, choices, scored = body.params(self.defaults, await self.structure(body)), [], []
-        params = replace(params, tenant=http.state.tenant or body.user or "")
+        params = replace(params, tenant=http.state.tenant or (body.user or "")[:MOST_TENANT])
         if body.scores_prompts:
             scored = [(prompt, ScoringParams(max_tokens=1, logprobs=params.logprobs)) for prompt in prompts]
         if body.max_tokens != 0 or not body.echoes:

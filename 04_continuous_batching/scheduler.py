@@ -13,7 +13,6 @@ float32 it makes no difference to the result.
 import heapq
 from collections import deque
 from dataclasses import dataclass
-from typing import Any
 
 from common.request import Request
 from common.token_budget import ChunkPrice, check_token_budget
@@ -63,7 +62,7 @@ class Scheduler:
         check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
         self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
-        self.policy: Any = None  # who comes first, if not who came first (common/policies.py)
+        self.policy = None  # who comes first, if not who came first (common/policies.py)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.free_slots = list(range(max_running))  # a heap: the slots in use lie close together

@@ -70,7 +70,7 @@ class Scheduler:
         check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
         self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
-        self.policy: Any = None  # who comes first, if not who came first (common/policies.py)
+        self.policy = None  # who comes first, if not who came first (common/policies.py)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)

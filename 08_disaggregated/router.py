@@ -19,7 +19,6 @@ import logging
 import os
 import socket
 import time
-from typing import Any
 
 from common.engine import BaseEngine
 from common.errors import InvalidInput
@@ -68,7 +67,7 @@ class Router(BaseEngine):
         self.keys: dict[str, str] = {}  # by request id
         # Heaps of (arrival, key): strictly first come, first served. Entries whose flight has moved on are skipped.
         self.queues: dict[str, list[tuple[float, str]]] = {QUEUED: [], READY: []}
-        self.policy: Any = None  # who comes first, if not who came first (common/policies.py)
+        self.policy = None  # who comes first, if not who came first (common/policies.py)
         self.changed: dict[str, Request] = {}  # since the last step returned
         self.attempts = itertools.count()
         self.handoffs, self.handoff_bytes, self.handoff_seconds = 0, 0, 0.0  # ever

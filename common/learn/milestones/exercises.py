@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -163,6 +164,32 @@ def short_prompts_pass(stage):
     later = [*[{"B": 1, "C": 1, "A": 62}] * 3, {"B": 1, "C": 1, "A": 16, "D": 46}]
     expect_steps(scheduler, [{"A": 300}, {"B": 10, "C": 20, "D": 100}], first + later, in_order=False)
     scheduler.check()
+
+
+@exercise(
+    "04-6",
+    hint="`order` gets `running` and `waiting`, and returns both. Which of those that wait is its tenant's first?",
+    second_hint="Count how many of its tenant stand before each request; sort by that, which keeps equals in order.",
+)
+def tenants_take_turns(stage):
+    """`scheduler.py` has a policy `TakeTurns`: the first request of each tenant, then the second of each, and so on."""
+    policy = getattr(stage.scheduler, "TakeTurns", None)
+    expect(policy is not None, "scheduler.py has no class `TakeTurns`")
+    scheduler = stage.scheduler.Scheduler(1, 64)
+    scheduler.policy = policy()
+    tenants, arriving = dict(zip("ABCDEFG", "xxxyxzy", strict=True)), {name: 4 for name in "ABCDEFG"}
+    requests = {name: make_request(name, tokens) for name, tokens in arriving.items()}
+    for name, request in requests.items():
+        request.params = replace(request.params, tenant=tenants[name])
+        scheduler.add(request)
+    order = []
+    for _ in requests:
+        chunks = scheduler.schedule()
+        commit(scheduler, chunks)
+        for request in [chunk.sequence.request for chunk in chunks]:
+            order.append(request.request_id)
+            scheduler.remove(request)
+    expect_rows("admitted, one at a time", order, "ADFBGCE", arrived=tenants, tenant=tenants.values())
 
 
 @exercise(

@@ -27,7 +27,6 @@ from .kv_tiers import add_arguments as add_tier_arguments
 from .loader import BITS, MODEL_IMPLS, QUANTIZATIONS, Loaded, chat_prompt, check_quantization, load_model
 from .loader.device import DTYPES, choose_device
 from .packages import packaged_model
-from .policies import add_arguments as add_scheduling_arguments
 from .policies import scheduling_of
 from .process import freeze_loaded_objects, run_on_temporary_thread
 from .sampling import SamplingParams
@@ -98,7 +97,6 @@ def build_parser(description: str, verb: str = "") -> argparse.ArgumentParser:
     gpu.add_argument("--graphs", action=either, help="replay decode from CUDA graphs (default: from stage 05 on)")
     gpu.add_argument("--overlap", action=either, help="schedule while the GPU computes (default: in stages 04 to 06)")
 
-    add_scheduling_arguments(parser.add_argument_group("tenants"))
     add_tier_arguments(parser.add_argument_group("pages beside the device's memory, from stage 05 on"))
 
     sampling = parser.add_argument_group("sampling, with --prompt")

@@ -139,9 +139,9 @@ def add_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> 
 
 
 def scheduling_of(args: argparse.Namespace) -> Scheduling:
-    """Return what the options say, with the weights of the keys; stages 01 and 02 have no keys."""
+    """Return what the options say, with the weights of the keys; stages 01 and 02 have neither."""
     keys = read_keys(args.api_keys) if getattr(args, "api_keys", None) else []
-    return Scheduling(args.scheduling, {key.name: key.weight for key in keys})
+    return Scheduling(getattr(args, "scheduling", "fcfs"), {key.name: key.weight for key in keys})
 
 
 def read_keys(file: Path) -> list[Key]:

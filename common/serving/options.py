@@ -4,6 +4,7 @@ import argparse
 import os
 from pathlib import Path
 
+from ..policies import add_arguments as add_scheduling_arguments
 from ..terminal import positive
 
 
@@ -43,6 +44,7 @@ def add_server_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a line for each tenant: its name, its key and, if it is not 1, its weight with --scheduling fair",
     )
+    add_scheduling_arguments(server)
     for name, what in (("ttft", "to the first token"), ("tpot", "for each further token")):
         server.add_argument(
             f"--{name}-objective",

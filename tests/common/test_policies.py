@@ -128,6 +128,7 @@ def test_priority_decides_who_is_admitted_and_who_gives_way():
     loop.step()
     loop.add(8, 16, priority=7)
     loop.add(9, 16, priority=0)
+    loop.step()  # which admits it
     loop.step()
     assert next(iter(loop.scheduler.running)) == f"{2:05}", "the most urgent stands first"
     ended = []

@@ -1,0 +1,140 @@
+"""What does one tenant's flood cost the others, and what does a server keep when more comes than it can serve?
+
+Method. Stage 06 serves HTTP. Four quiet tenants send requests at random times (Poisson). A fifth does the same, or
+sends hundreds at once; the policy is first come, first served, or fair. Times to the first token are those of the four,
+and tokens per second those of all five. Then one tenant sends at rates from half of what the server can do to twice as
+much, with a promise for the first token and without one: how many requests a second keep it.
+
+Expectation. First come, first served, a quiet tenant waits for what is left of the flood. With fairness it waits for a
+place in the batch, and its steps are as long as the flood makes them. Beyond its capacity a queue grows for as long as
+the load lasts, so without a promise only those who came first are in time; with one about as many as at its capacity.
+"""
+
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from common.bench import plots
+from common.bench.client import Target, find_target, generate_load
+from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.load import running_server
+from common.bench.metrics import percentiles
+from common.bench.run import run_benchmark
+from common.bench.settings import Settings
+from common.bench.tables import Rows
+from common.bench.workloads import Job, worded_jobs
+
+STAGE = "06_prefix_cache"
+TENANTS = ("flood", "anna", "bert", "cleo", "dora")
+LABELS = {"equals": "fifth tenant quiet, too", "fcfs": "flood, first come", "fair": "flood, fair"}
+SIZES = {
+    **{"prompt": 64, "output": 48, "running": 16, "flood": 400, "quiet": 25, "rate": 0.5},
+    **{"loads": [0.5, 1, 1.5, 2], "seconds": 25, "ttft": 1.0, "clients": 32, "requests": 128},
+}
+TINY = {"flood": 4, "quiet": 1, "rate": 50, "loads": [1], "seconds": 0.2, "clients": 2, "requests": 4, "output": 16}
+
+
+def jobs_of(sizes: dict, count: int, number: int) -> list[Job]:
+    return worded_jobs("mixed", count, sizes["prompt"], sizes["output"], number=number, ignore_eos=True)
+
+
+def tenants(policy: str, floods: bool, settings: Settings, sizes: dict) -> Figures:
+    """Return what the quiet tenants wait for a first token, in milliseconds, and the rate of all."""
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(len(TENANTS)) as pool:
+        keys = Path(folder, "keys")
+        keys.write_text("".join(f"{name} key-of-{name}\n" for name in TENANTS))
+        options = ("--scheduling", policy, "--api-keys", str(keys), "--max-running", str(sizes["running"]))
+        with running_server(STAGE, settings, *options) as url:
+            target = find_target(url, jobs_of(sizes, 1, 0)[0], Target(api_key="key-of-flood"))
+            loads = []
+            start = time.perf_counter()
+            for number, name in enumerate(TENANTS, start=1):
+                count = sizes["flood" if name == "flood" and floods else "quiet"]
+                arrivals = {"concurrency": count} if name == "flood" and floods else {"rate": sizes["rate"]}
+                send = partial(generate_load, url, jobs_of(sizes, count, number), **arrivals, seed=name)
+                loads.append(pool.submit(send, replace(target, api_key=f"key-of-{name}")))
+            results = [load.result().checked() for load in loads]
+            seconds = time.perf_counter() - start
+    waits = percentiles([wait for result in results[1:] for wait in result.values("ttft")])
+    tokens = sum(record.output_tokens for result in results for record in result.records)
+    return {"p50_ms": 1e3 * waits["p50"], "p99_ms": 1e3 * waits["p99"], "tokens_per_second": tokens / seconds}
+
+
+def overload(promises: bool, settings: Settings, sizes: dict) -> Figures:
+    """Return requests per second that have their first token in time, at each load."""
+    options = ["--max-running", str(sizes["running"])] + ["--ttft-objective", str(sizes["ttft"])] * promises
+    with running_server(STAGE, settings, *options) as url:
+        target = find_target(url, jobs_of(sizes, 1, 0)[0], Target())
+        full = generate_load(url, jobs_of(sizes, sizes["requests"], 1), target, concurrency=sizes["clients"])
+        capacity = len(full.successful) / full.seconds
+        found: Figures = {"capacity": capacity, "goodput": [], "refused_percent": [], "late_percent": []}
+        for number, load in enumerate(sizes["loads"], start=2):
+            jobs = jobs_of(sizes, max(2, round(load * capacity * sizes["seconds"])), number)
+            result = generate_load(url, jobs, target, rate=load * capacity)
+            kept, sent = result.meeting({"ttft": sizes["ttft"]}), len(result.records)
+            found["goodput"].append(len(kept) / sent * load * capacity)
+            found["refused_percent"].append(100 * (sent - len(result.successful)) / sent)
+            found["late_percent"].append(100 * (len(result.successful) - len(kept)) / sent)
+    return found
+
+
+def draw(document: dict, png: Path) -> None:
+    sides, sizes = document["sides"], document["sizes"]
+    message = "A flood costs quiet tenants {:.0f} times their wait first come, {:.1f} times with fairness"
+    waits = {side: sides[side]["p99_ms"]["median"] for side in LABELS}
+    message = message.format(*(waits[side] / waits["equals"] for side in ("fcfs", "fair")))
+    remark = f"A flood of {sizes['flood']} requests. In time: a first token within {sizes['ttft']:g} s."
+    with plots.page(png, document, message, columns=2, height=4.6, remark=remark) as (wait, goodput):
+        plots.bars(wait, [STAGE] * 3, [sides[side]["p99_ms"] for side in LABELS], list(LABELS.values()))
+        plots.logarithmic(wait)
+        plots.axes(wait, "", "milliseconds", "First token of quiet tenants, p99")
+        plots.line(goodput, sizes["loads"], sides["promises"]["goodput"], STAGE, "with promises")
+        plots.line(goodput, sizes["loads"], sides["no promises"]["goodput"], STAGE, "without", dashed=True)
+        plots.axes(goodput, "arriving, in capacities", "requests/s", "Requests in time")
+
+
+def report(document: dict) -> dict[str, Rows]:
+    sides, sizes = document["sides"], document["sizes"]
+    base = sides["equals"]["p99_ms"]["median"]
+    rows = [["load, policy", "first token of quiet tenants, p50, ms", "p99, ms", "of quiet", "output tokens/s"]]
+    for side, label in LABELS.items():
+        p50, p99, rate = (sides[side][name]["median"] for name in ("p50_ms", "p99_ms", "tokens_per_second"))
+        rows.append([label, plots.short(p50), plots.short(p99), f"{p99 / base:.1f}", plots.short(rate)])
+    with_it, without = sides["promises"], sides["no promises"]
+    kept = [["arriving, in capacities", "in time, requests/s", "with promises", "refused, %", "late, %"]]
+    columns = without["goodput"], with_it["goodput"], with_it["refused_percent"], with_it["late_percent"]
+    for place, load in enumerate(sizes["loads"]):
+        kept.append([f"{load:g}", *(plots.short(column["median"][place]) for column in columns)])
+    return {"tenants": rows, "promises": kept}
+
+
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={
+        **{"equals": partial(tenants, "fair", False), "fcfs": partial(tenants, "fcfs", True)},
+        **{"fair": partial(tenants, "fair", True)},
+        **{"no promises": partial(overload, False), "promises": partial(overload, True)},
+    },
+    sizes={"full": SIZES, "tiny": TINY},
+    draw=draw,
+    headline=Headline(
+        "first token of quiet tenants beside a flood, p99",
+        "ms",
+        ("fcfs", "fair"),
+        lambda sizes, side: side["p99_ms"],
+        more_is_better=False,
+    ),
+    seconds={"full": 480},
+    report=report,
+)
+
+if __name__ == "__main__":
+    run_benchmark(BENCHMARK)

@@ -227,7 +227,6 @@ class EngineThread:
         """Add all requests to the engine or none, and answer `submit_all`."""
         refusal = None
         try:
-            self.engine.admit(orders)
             for stream, order in zip(streams, orders, strict=True):
                 stream.request = self.engine.add(*order)
                 stream.request.timings.arrival = stream.arrived

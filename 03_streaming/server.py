@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 from fastapi import FastAPI, Request
 from fastapi.responses import StreamingResponse
@@ -41,8 +40,7 @@ def create_app(engine_thread: EngineThread) -> FastAPI:
     @app.post("/generate")
     async def generate(http: Request):
         body = parse_generate_body(await http.body())
-        params = replace(body.params, tenant=http.state.tenant)  # whose key came with it
-        stream = await engine_thread.submit(body.prompt, params)
+        stream = await engine_thread.submit(body.prompt, body.params)
         watch = asyncio.create_task(abort_on_disconnect(http, engine_thread, stream))
         if body.stream:
             return StreamingResponse(events(stream, watch), media_type="text/event-stream", headers=SSE_HEADERS)

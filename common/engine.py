@@ -105,9 +105,6 @@ class BaseEngine(ABC):
     def step(self) -> list[Request]:
         """Run one iteration; return the requests that gained tokens or ended, [] if there is nothing to do."""
 
-    def admit(self, orders: Sequence[tuple[Sequence[int], SamplingParams]]) -> None:  # noqa: B027 (most promise nothing)
-        """Raise QueueFull if requests of one call, prompts and parameters, are to be sent again later."""
-
     def accept(self, request: Request) -> None:  # noqa: B027 (a stage may have no queue of its own)
         """Queue a request that `add` has checked. Raise InvalidInput if this stage can never run it."""
 

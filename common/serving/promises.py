@@ -31,7 +31,7 @@ class PromiseBroken(QueueFull):
 
 
 class Promises:
-    """An engine whose `admit` raises PromiseBroken. All other attributes are the engine's own.
+    """An engine whose `add` raises PromiseBroken. All other attributes are the engine's own.
 
     ttft, tpot: seconds to the first token, and for each further one; None: not promised. scheduling: whose queue a
     request has to wait for.
@@ -46,11 +46,14 @@ class Promises:
     def __getattr__(self, name: str):
         return getattr(self._engine, name)
 
-    def admit(self, orders: Sequence[tuple[Sequence[int], SamplingParams]]) -> None:
-        """Raise PromiseBroken if these requests, of one call, would be late."""
-        if not self._engine.requests:  # otherwise nothing would be measured any more
-            return
-        ahead = self._ahead(sum(len(prompt) for prompt, _ in orders), orders[0][1])
+    def add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+        if self._since is not None:  # an idle engine takes whatever comes: otherwise nothing would be measured any more
+            self._expect_in_time(len(prompt), params)
+        return self._engine.add(prompt, params)
+
+    def _expect_in_time(self, tokens: int, params: SamplingParams) -> None:
+        """Raise PromiseBroken if a request with so many tokens would be late."""
+        ahead = self._ahead(tokens, params)
         if self.ttft is not None and (late := self._prompts.seconds(ahead) - self.ttft) > 0:
             message = f"the first token would come {late:.1f} s later than the {self.ttft:g} s that are promised"
             raise PromiseBroken(f"{message}: try again later", late)

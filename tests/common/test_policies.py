@@ -212,21 +212,18 @@ def test_a_promise_that_would_be_broken_is_refused_and_an_idle_engine_promises_a
 
     promises, order = Promises(Slow(), 3.0, None, Scheduling()), ([1] * 10, SamplingParams())
 
-    def ask(*orders):
-        promises.admit(orders)
-        for one in orders:
-            promises.add(*one)
-
-    ask(order)
+    promises.add(*order)
+    promises.add(*order)
     promises.step()
-    for _ in range(3):
-        ask(order)
+    for _ in range(2):
+        promises.add(*order)
     with pytest.raises(PromiseBroken, match="1.0 s later than the 3 s") as refused:
-        ask(order)
+        promises.add(*order)
     assert refused.value.headers == {"Retry-After": "1"}
     for _ in range(3):
         promises.step()
-    ask(*[order] * 100)  # nobody waits: a call is taken as a whole
+    for _ in range(100):  # nobody waits: what comes before the next step is taken as a whole
+        promises.add(*order)
 
 
 def test_a_flood_breaks_no_promise_to_others():

@@ -7,7 +7,7 @@ admitted next, who stands last among those that run is preempted first.
 
 import argparse
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -46,6 +46,9 @@ class Policy(Protocol):
         waiting: in the order in which they would be served without a policy.
         """
 
+    def makes_room(self, running: dict[str, Any], waiting: deque[Request]) -> bool:
+        """Return whether the last that runs is to give its place to the first that waits. All places are taken."""
+
 
 class Priority:
     """A lower `priority` comes first, as in vLLM; among equals, who came first."""
@@ -53,6 +56,9 @@ class Priority:
     def order(self, running: dict[str, Any], waiting: Iterable[Request]) -> tuple[dict[str, Any], deque[Request]]:
         ranked = sorted(running.items(), key=lambda item: item[1].request.params.priority)
         return dict(ranked), deque(sorted(waiting, key=lambda request: request.params.priority))
+
+    def makes_room(self, running: dict[str, Any], waiting: deque[Request]) -> bool:
+        return False
 
 
 class Fair:
@@ -87,6 +93,21 @@ class Fair:
         ranked = sorted(running.items(), key=lambda item: self.counters[item[1].request.params.tenant])
         in_turn = sorted(range(len(waiting)), key=places.__getitem__)
         return dict(ranked), deque(waiting[place] for place in in_turn)
+
+    def makes_room(self, running: dict[str, Any], waiting: deque[Request]) -> bool:
+        """A tenant with two places more than its share gives one to a tenant that gets no more than its own by it.
+
+        So nobody waits for the long answers of a flood. Tenants with as much to do seldom interrupt each other: a place
+        that becomes free goes now to one, now to the other.
+        """
+        if not waiting:
+            return False
+        held = Counter(sequence.request.params.tenant for sequence in running.values())
+        here = {request.params.tenant for request in self.requests.values()}
+        place = len(running) / sum(self.weights.get(tenant, 1.0) for tenant in here)
+        first, last = waiting[0].params.tenant, next(reversed(running.values())).request.params.tenant
+        own, other = (place * self.weights.get(tenant, 1.0) for tenant in (first, last))
+        return held[first] + 1 <= own and held[last] - 2 >= other
 
     def _cost(self, request: Request, price: float, tokens: int) -> float:
         return price * max(0, tokens) / self.weights.get(request.params.tenant, 1.0)

@@ -76,18 +76,26 @@ def test_no_tenant_gets_ahead_by_more_than_the_papers_bound(seed, pages, weight)
     assert min(loop.served.values()) > 300, "both are served"
 
 
-def test_one_who_floods_does_not_keep_others_waiting():
-    loop = Loop(running=2)
+def test_one_who_floods_makes_room_for_others_and_two_who_flood_seldom_interrupt_each_other():
+    loop = Loop(pages=200)
     loop.scheduler.policy = Fair(loop)
     for _ in range(50):
-        loop.add(8, 8, tenant="flood")
+        loop.add(8, 100, tenant="flood")
     for _ in range(5):
         loop.step()
     loop.add(8, 8, tenant="quiet")
     quiet = loop.requests[f"{50:05}"]
-    for _ in range(12):
+    for _ in range(2):
         loop.step()
-    assert quiet.token_ids, "it follows the requests that ran when it came"
+    assert quiet.token_ids and loop.scheduler.preemptions == 1
+    for _ in range(50):
+        loop.add(8, 100, tenant="quiet")
+    for _ in range(100):
+        loop.step()
+    until_even = loop.scheduler.preemptions
+    for _ in range(300):
+        loop.step()
+    assert loop.scheduler.preemptions - until_even < 6, "twelve answers end, and whoever comes finds a place"
 
 
 def test_nobody_saves_up_and_an_engine_with_work_is_never_idle():

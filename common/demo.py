@@ -18,7 +18,7 @@ from .loader import Loaded, chat_prompt
 from .reference import Reference
 from .request import Request
 from .sampling import SamplingParams
-from .toml import tomllib
+from .toml import read_toml
 
 # Wrap lines on a terminal only: a pipe or a file has no width.
 console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
@@ -36,8 +36,7 @@ SCRIPTS = Path(__file__).with_suffix(".toml")
 
 def script_for(name: str) -> Script:
     """Return the script for the bundled model, or for any other."""
-    tables = tomllib.loads(SCRIPTS.read_text(encoding="utf-8"))
-    return Script(**tables["bundled" if name in ("bundled", "target") else "chat"])
+    return Script(**read_toml(SCRIPTS)["bundled" if name in ("bundled", "target") else "chat"])
 
 
 def cut(request: Request, length: int | None = None) -> str:

@@ -25,9 +25,9 @@ PIP_OPTIONS = "--no-deps --only-binary=:all: --disable-pip-version-check --no-in
 
 
 def package_table() -> dict[str, dict]:
-    from .toml import tomllib  # which needs a package before Python 3.11
+    from .toml import read_toml  # which needs a package before Python 3.11
 
-    return tomllib.loads(TABLE.read_text(encoding="utf-8"))
+    return read_toml(TABLE)
 
 
 def pip_download(python: str, model: dict, folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from common.stages import ROOT
-from common.toml import tomllib
+from common.toml import read_toml
 
 
 def described(file: str) -> dict[str, Any]:
@@ -24,7 +24,7 @@ def described(file: str) -> dict[str, Any]:
     """
     beside = Path(file).with_suffix(".toml")
     path = beside if beside.exists() else ROOT / beside.parent.name / beside.name
-    found = tomllib.loads(path.read_text(encoding="utf-8"))
+    found = read_toml(path)
     claims: dict[bool, dict[str, Callable[[dict], bool]]] = {False: {}, True: {}}
     for claim in found.get("claims", ()):
         claims[claim.get("large", False)][claim["says"]] = holds(claim)

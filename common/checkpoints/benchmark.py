@@ -19,11 +19,11 @@ from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.workloads import Job
 from common.loader import Loaded
-from common.toml import tomllib
+from common.toml import read_toml
 
 BEFORE, NOW = "06_prefix_cache", "07_speculative"
 DRAFTERS = ("draft model", "lookup")
-TOPICS: dict[str, list] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["prompts"]
+TOPICS: dict[str, list] = read_toml(Path(__file__).with_suffix(".toml"))["prompts"]
 
 
 def prompts(loaded: Loaded, sizes: dict) -> dict[str, list[Job]]:

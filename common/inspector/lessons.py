@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from common.checkpoints.corpus import SYSTEM_PROMPTS
-from common.toml import tomllib
+from common.toml import read_toml
 
 LONG = (
     "The weather is mild. A cat sleeps on the wall. A boat passes the harbour. " * 40 + "What is the capital of Italy?"
@@ -19,7 +19,7 @@ def filled(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: TEXTS.get(value, value) if isinstance(value, str) else value for name, value in fields.items()}
 
 
-FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+FILE = read_toml(Path(__file__).with_suffix(".toml"))
 PRESETS = {name: PRESET | filled(fields) for name, fields in FILE["presets"].items()}
 
 

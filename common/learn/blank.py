@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.stages import stage_folders
-from common.toml import tomllib
+from common.toml import read_toml
 
 from .code import Definition, definitions, read_files, replaced
 from .stage_diff import read_sources, sittings
@@ -69,7 +69,7 @@ def find_tasks(stage: Path) -> list[Task]:
 
 def listed(stage: Path, kind: str) -> set[str]:
     """Return the names that changes.toml lists for a stage. kind: "changed" or "given"."""
-    return set(tomllib.loads(CHANGES.read_text(encoding="utf-8")).get(stage.name[:2], {}).get(kind, []))
+    return set(read_toml(CHANGES).get(stage.name[:2], {}).get(kind, []))
 
 
 def is_given(found: Definition) -> bool:

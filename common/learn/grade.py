@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from common.stages import ROOT, stage_folder
 from common.terminal import run_to_end
-from common.toml import tomllib
+from common.toml import read_toml
 
 from .bug import copy
 from .milestones import EXERCISES, read_heads, read_milestones
@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="grade this submission: what the services call")
     options = parser.parse_args(arguments)
     if options.run:
-        key = tomllib.loads((root / "key.toml").read_text(encoding="utf-8"))
+        key = read_toml(root / "key.toml")
         write = {"gradescope": for_gradescope, "classroom50": for_classroom50}[options.service]
         graded = grade(options.stage, options.run, key)
         options.out.write_text(json.dumps(write(graded), indent=2), encoding="utf-8")

@@ -24,7 +24,7 @@ from common.packages import packaged_model
 from common.reference import Reference
 from common.sampling import SamplingParams
 from common.stages import load_engine, stage_folders
-from common.toml import tomllib
+from common.toml import read_toml
 from tests.common.test_any_model import STAGES
 from tests.helpers import gguf_files
 from tests.helpers.gguf_files import LLAMA, write
@@ -33,7 +33,7 @@ from tests.helpers.small_models import refusal
 FILES = [("llama", kind) for kind in ours.TYPES] + [("qwen2", "Q8_0"), ("qwen3", "Q4_1")]
 TEXT = "In 2023 the pages held  12 tokens,\n   4 of them <|im_end|>"
 LLAMA_3 = ours.LLAMA_3 | {"factor": 32.0}
-REFUSED = tomllib.loads(Path(gguf_files.__file__).with_name("gguf_refused.toml").read_text(encoding="utf-8"))
+REFUSED = read_toml(Path(gguf_files.__file__).with_name("gguf_refused.toml"))
 WRONG_COUNTS = [  # magic, version, tensors, fields, length of a name
     (0, "<I", 0), (4, "<I", 9), (8, "<Q", 2**60), (16, "<Q", 2**40), (8, "<Q", 2**15), (16, "<Q", 2**15),
     (24, "<Q", 2**62),

@@ -12,12 +12,12 @@ from common.learn.code import read_files
 from common.learn.milestones import Failed, read_milestones
 from common.learn.milestones.runner import Runner, run_one
 from common.stages import ROOT, stage_folders
-from common.toml import tomllib
+from common.toml import read_toml
 from tests.helpers.incomplete_stages import edit, patient, without, write
 
 STAGES = stage_folders()
 STAGE_05 = STAGES[4]
-MISTAKES = tomllib.loads(Path(__file__).with_name("mistakes.toml").read_text(encoding="utf-8"))["mistake"]
+MISTAKES = read_toml(Path(__file__).with_name("mistakes.toml"))["mistake"]
 TASKS_05 = {task.name: task for task in find_tasks(STAGE_05)}
 
 

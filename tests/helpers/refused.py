@@ -7,9 +7,9 @@ import httpx
 import pytest
 
 from common.errors import SHORT
-from common.toml import tomllib
+from common.toml import read_toml
 
-TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TABLE = read_toml(Path(__file__).with_suffix(".toml"))
 TOOL = {"type": "function", "function": {"name": "a" * 60}}
 STANDS_FOR = {
     "LONG": "x" * 50_000,

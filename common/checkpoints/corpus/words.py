@@ -10,12 +10,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from common.toml import tomllib
+from common.toml import read_toml
 
 
 def material(name: str) -> dict[str, Any]:
     """Return what a file in `material` holds."""
-    return tomllib.loads((Path(__file__).parent / "material" / f"{name}.toml").read_text(encoding="utf-8"))
+    return read_toml(Path(__file__).parent / "material" / f"{name}.toml")
 
 
 # Single words stand in one string, with spaces between them.

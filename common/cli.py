@@ -24,14 +24,14 @@ from .engine import BaseEngine
 from .errors import InvalidInput, expect_writable
 from .kv_tiers import TierOptions
 from .kv_tiers import add_arguments as add_tier_arguments
-from .loader import BITS, MODEL_IMPLS, QUANTIZATIONS, Loaded, chat_prompt, check_quantization, load_model
-from .loader.device import DTYPES, choose_device
+from .loader import BITS, Loaded, chat_prompt, check_quantization, load_model
+from .loader.device import choose_device
 from .packages import packaged_model
 from .policies import scheduling_of
 from .process import freeze_loaded_objects, run_on_temporary_thread
 from .sampling import SamplingParams
 from .stages import load_engine, load_stage_module
-from .terminal import run_to_end
+from .terminal import add_table, run_to_end
 
 # Gauges that are back at zero, or say nothing new, once the one request of --prompt has ended.
 GAUGES = {"unfinished", "running", "waiting", "generated_tokens"}
@@ -43,80 +43,23 @@ def build_parser(description: str, verb: str = "") -> argparse.ArgumentParser:
     if verb:
         parser.prog, parser.usage = f"course.py {verb}", argparse.SUPPRESS
     mode = parser.add_mutually_exclusive_group(required=True)
-    modes = {
-        "--demo": {"action": "store_true", "help": "show what this stage does, in under half a minute"},
-        "--prompt": {"metavar": "TEXT", "help": "complete one prompt and print the answer"},
-        "--serve": {"action": "store_true", "help": "serve over HTTP until Ctrl-C"},
-    }
-    for name, how in modes.items():
-        mode.add_argument(name, **how | ({"help": argparse.SUPPRESS} if verb else {}))
-
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write the engine's steps as Chrome trace JSON, for ui.perfetto.dev"
-    )
-
-    model = parser.add_argument_group("model")
-    model.add_argument(
-        "--model",
-        metavar="NAME",
-        help="smollm2, a GGUF file, a folder or a Hugging Face Hub id (default: the bundled checkpoint)",
-    )
-    model.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1 (default: auto)")
-    model.add_argument("--dtype", default="auto", choices=["auto", *DTYPES], help="default: auto")
-    model.add_argument(
-        "--load-format",
-        default="auto",
-        choices=["auto", "dummy"],
-        help="dummy: random weights from the config alone, to time a model without downloading its weights",
-    )
-    model.add_argument(
-        "--model-impl",
-        default="auto",
-        choices=MODEL_IMPLS,
-        help="course: common/model.py; transformers: the model of that library, for other architectures (default: "
-        "auto, the course's where it implements the checkpoint)",
-    )
-    model.add_argument(
-        "--quantization",
-        default="auto",
-        choices=QUANTIZATIONS,
-        help="int8, int4: round weights to 8 or 4 bits, on a CPU; none: make a GGUF file's weights --dtype (default: "
-        "auto, 8 and 4 bits of a GGUF file stay what they are on a CPU)",
-    )
-    model.add_argument(
-        "--tensor-parallel",
-        type=int,
-        default=1,
-        metavar="N",
-        help="in stages 01 to 07: split every layer over N processes, each with its own GPU or its share of the CPU's "
-        "cores; memory for K and V is per process (default: 1)",
-    )
-
-    gpu = parser.add_argument_group("on a GPU")
-    either = argparse.BooleanOptionalAction
-    gpu.add_argument("--graphs", action=either, help="replay decode from CUDA graphs (default: from stage 05 on)")
-    gpu.add_argument("--overlap", action=either, help="schedule while the GPU computes (default: in stages 04 to 06)")
-
+    add_table(mode, "mode")
+    for action in mode._group_actions if verb else ():
+        action.help = argparse.SUPPRESS
+    add_table(parser, "trace")
+    for table in ("model", "on a GPU"):
+        add_options(parser, table)
     add_tier_arguments(parser.add_argument_group("pages beside the device's memory, from stage 05 on"))
-
-    sampling = parser.add_argument_group("sampling, with --prompt")
-    sampling.add_argument("--chat", action="store_true", help="wrap the prompt in the model's chat template")
-    sampling.add_argument("--max-tokens", type=int, default=128, help="most output tokens (default: 128)")
-    sampling.add_argument("--temperature", type=float, default=0.0, help="0 is greedy (default: 0)")
-    sampling.add_argument("--top-k", type=int, default=0, help="sample from the k likeliest tokens (default: off)")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="sample from this share of probability (default: 1)")
-    sampling.add_argument("--min-p", type=float, default=0.0, help="drop tokens below this fraction of the likeliest")
-    sampling.add_argument("--seed", type=int, help="the same seed gives the same tokens (float32)")
-    sampling.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end before this; may be repeated"
-    )
-    sampling.add_argument("--ignore-eos", action="store_true", help="continue past the end-of-sequence token")
-    sampling.add_argument("--show-stats", action="store_true", help="print times and engine counters after the text")
-
-    server = parser.add_argument_group("server, with --serve")
-    server.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1, this machine only")
-    server.add_argument("--port", type=int, default=8000, help="default: 8000")
+    for table in ("sampling, with --prompt", "server, with --serve"):
+        add_options(parser, table)
     return parser
+
+
+def add_options(parser: argparse.ArgumentParser, *tables: str) -> None:
+    """Add the options in these tables of options.toml, as one group that is named by the first."""
+    group = parser.add_argument_group(tables[0])
+    for table in tables:
+        add_table(group, table)
 
 
 def run_stage(

@@ -11,7 +11,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn
 
 from .errors import InvalidInput, out_of_memory
 
@@ -52,11 +53,36 @@ def run_to_end(main: Callable[[], int | None]) -> NoReturn:
     sys.exit(status)
 
 
+def parser_of(command: str, description: str) -> argparse.ArgumentParser:
+    """Return the parser of a command, with the options that options.toml has for it."""
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(command, description=description, formatter_class=form)
+    add_table(parser, command)
+    return parser
+
+
+def add_table(parser: Any, table: str) -> None:
+    """Add the options in this table of options.toml to a parser, or to a group of one."""
+    from .toml import read_toml  # which needs a package before Python 3.11
+
+    for names, how in read_toml(Path(__file__).with_name("options.toml"))[table].items():
+        parser.add_argument(
+            *names.split(), **how | {key: KINDS[how[key]] for key in ("type", "action") if how.get(key) in KINDS}
+        )
+
+
 def positive(text: str) -> int:
     """Read an option's value: the type of a count in argparse."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
     return int(text)
+
+
+# What the tables of options.toml name.
+KINDS = {
+    **{"int": int, "float": float, "path": Path, "positive": positive, "words": shlex.split},
+    "either": argparse.BooleanOptionalAction,
+}
 
 
 def markdown(rows: Sequence[Sequence]) -> str:

@@ -19,7 +19,6 @@ It takes about four minutes, and the file that it writes is for `course.py compa
 """
 
 import argparse
-import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +29,7 @@ from typing import Any
 
 from common.checkpoints.corpus import SYSTEM_PROMPTS, terms
 from common.errors import InvalidInput, expect_writable
-from common.terminal import note, positive, run_to_end
+from common.terminal import add_table, note, parser_of, run_to_end
 
 from . import summary
 from .ceilings import ceilings, reference_ms
@@ -79,16 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("course.py judge", description=__doc__, formatter_class=form)
-    add = parser.add_argument
-    add("url", metavar="URL", help="such as http://127.0.0.1:8000")
+    parser = parser_of("course.py judge", __doc__)
     add_server_options(parser, endpoint="chat")
-    add("--ttft-ms", type=positive, default=300, metavar="MS", help="objective of the first token (default: 300)")
-    add("--itl-ms", type=positive, default=40, metavar="MS", help="objective of a request's p99 gap (default: 40)")
-    add("--reference", type=shlex.split, default="06", metavar="STAGE", help="with its options, quoted (default: 06)")
-    add("--repeats", type=positive, default=2, metavar="N", help="turns of each side (default: 2)")
-    add("--out", type=Path, metavar="FILE", help="default: results/<hardware>-judge.json")
+    add_table(parser, "of the judge")
     args = parser.parse_args(arguments)
     if args.out:
         expect_writable(args.out)

@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from common.terminal import note, run_to_end
+from common.terminal import add_table, note, run_to_end
 
 from ..errors import InvalidInput
 from . import summary
 from .documents import read_json
-from .harness import REPEATS, Benchmark, Figures, measure_sides
+from .harness import Benchmark, Figures, measure_sides
 from .settings import Settings
 from .suite import RESULTS, Suite, draw
 
@@ -81,20 +81,9 @@ def main(
 
 def add_options(parser: argparse.ArgumentParser, benchmarks: Sequence[Benchmark]) -> None:
     Settings.add_arguments(parser)
-    parser.add_argument(
-        "--sizes",
-        choices=list(REPEATS),
-        default="full",
-        help="large: what full becomes for a model of its size on a CPU; tiny: for tests",
-    )
-    parser.add_argument("--quick", dest="sizes", action="store_const", const="quick", help="--sizes quick: headlines")
+    add_table(parser, "sizes of a benchmark")
     parser.add_argument("--only", metavar="NAME,NAME", help="of " + ", ".join(each.name for each in benchmarks))
-    parser.add_argument("--again", action="store_true", help="measure also what is complete")
-    parser.add_argument("--repeats", type=int, metavar="N", help="default: 3, with --quick 2, else 1")
-    parser.add_argument("--minutes", type=float, metavar="N", help="the limit for everything (default: %(default)s)")
-    parser.add_argument("--out", "--results", type=Path, metavar="DIR", help="write everything there")
-    parser.add_argument("--plot-only", action="store_true", help="measure nothing, redraw the plots of all results")
-    parser.add_argument("--measure", metavar="SIDE,SIDE", help=argparse.SUPPRESS)  # the children's own option
+    add_table(parser, "runs of a benchmark")
 
 
 def pick(benchmarks: Sequence[Benchmark], names: str | None) -> list[Benchmark]:

@@ -12,10 +12,11 @@ from common.acceleration.accelerate import make_engine
 from common.engine import BaseEngine
 from common.loader import Loaded, find_checkpoint, load_model
 from common.loader.config import read_config
-from common.loader.device import DTYPES, choose_device
+from common.loader.device import choose_device
 from common.model import ModelConfig
 from common.process import freeze_loaded_objects
 from common.stages import load_engine
+from common.terminal import add_table
 
 from .cost_model import parameters
 
@@ -91,10 +92,7 @@ class Settings:
 
     @staticmethod
     def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--model", metavar="NAME", help="as for demo and serve (default: the bundled checkpoint)")
-        parser.add_argument("--device", default="auto", help="auto, cpu, cuda (default: auto)")
-        parser.add_argument("--dtype", default="auto", choices=["auto", *DTYPES])
-        parser.add_argument("--load-format", default="auto", choices=["auto", "dummy"], help="dummy: random weights")
+        add_table(parser, "benchmark")
 
 
 def engine_of(stage: str, loaded: Loaded, **options: Any) -> BaseEngine:

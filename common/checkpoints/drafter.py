@@ -13,7 +13,6 @@ of the tokens that the target finds likely somewhere in the batch, and of a few 
 On a GPU it computes all scores, and takes as many tokens as there are in eight steps of a CPU.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Iterator, Sequence
@@ -32,9 +31,9 @@ from common.errors import InvalidInput, expect_writable
 from common.loader import Loaded, load_model
 from common.loader.config import read_config
 from common.loader.device import choose_device
-from common.terminal import StatusLine, note, run_to_end
+from common.terminal import StatusLine, note, parser_of, run_to_end
 
-from .conversations import SHARD, hidden_states, shard_file, write_conversations
+from .conversations import hidden_states, shard_file, write_conversations
 from .recipes import Phase
 from .train import SNAPSHOT_EVERY, THREADS, Training
 
@@ -227,12 +226,7 @@ def has_bfloat16() -> bool:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", metavar="NAME", help="the target, as for main.py (default: the bundled checkpoint)")
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the drafter goes")
-    parser.add_argument("--device", default="auto", help="auto, cpu, or cuda (default auto: a GPU if there is one)")
-    parser.add_argument("--texts", type=int, default=80, metavar="N", help=f"of {SHARD} conversations (default 80)")
-    parser.add_argument("--steps", type=int, default=2500, metavar="N", help="of training (default 2500)")
+    parser = parser_of("python -m common.checkpoints.drafter", __doc__)
     args = parser.parse_args()
     if args.texts < 2 or args.steps < 1:
         parser.error("--texts must be 2 or more, since one is held out, and --steps 1 or more")

@@ -20,7 +20,7 @@ import torch
 from fastapi import Depends
 from fastapi.responses import RedirectResponse
 
-from common.cli import build_parser, check_address, running_engine, server_module
+from common.cli import add_options, build_parser, check_address, running_engine, server_module
 from common.engine import BaseEngine
 from common.errors import InvalidInput, expect_writable
 from common.loader import choose_implementation, find_checkpoint
@@ -48,17 +48,7 @@ def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
     parser = build_parser(__doc__, "watch")
     own = load_stage_module(stage, "main") if (stage / "main.py").exists() else None
     getattr(own, "arguments", add_server_arguments)(parser)
-    page = parser.add_argument_group("the page")
-    page.add_argument(
-        "--steps-per-second", type=float, metavar="N", help="begin at this pace, 0 for full speed (default: 10; two: 0)"
-    )
-    page.add_argument("--record", metavar="FILE", type=Path, help="write what is seen as one HTML file that replays it")
-    page.add_argument(
-        "--browser", action=argparse.BooleanOptionalAction, default=True, help="open the page (default: yes)"
-    )
-    # How the two processes of `watch A B` know of each other.
-    page.add_argument("--beside", action="append", default=[], help=argparse.SUPPRESS)
-    page.add_argument("--controlled-by", action="append", default=[], help=argparse.SUPPRESS)
+    add_options(parser, "the page")
     known = {action.dest for action in parser._actions}
     options = {name: value for name, value in lesson_of(stage.name)["options"].items() if name in known}
     parser.set_defaults(**options)

@@ -4,7 +4,6 @@ The folder is the course with that stage alone: the stage and common/, which is 
 lie in either, and everything in the folder runs as it stands.
 """
 
-import argparse
 import os
 import shutil
 import sys
@@ -15,6 +14,7 @@ from zlib import crc32
 
 from common.setup.environment import prepare_environment, python_of
 from common.stages import stage_folder, stage_folders
+from common.terminal import parser_of
 
 from .faults import FAULTS, HEAD, Fault
 from .first_failure import CONTRACT, run_tests
@@ -25,16 +25,7 @@ LEFT_OUT = ["*.pyc", "*.png", "results", "work"]
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
     """List the faults, hand one out, help with it, or test a folder; return the exit status."""
-    parser = argparse.ArgumentParser(prog="course.py bug", description="Find and mend a planted fault.")
-    parser.add_argument("number", nargs="?", type=int, help="which one; without it, list all")
-    parser.add_argument(
-        "--student", metavar="NAME", help="choose one by a name: the same name always gets the same one"
-    )
-    parser.add_argument("--stage", metavar="NN", help="with --student: one of this stage")
-    parser.add_argument("--hint", nargs="?", type=int, const=1, choices=(1, 2), help="the first hint, or the second")
-    parser.add_argument("--mended", action="store_true", help="run the test for it, and the contract, on your folder")
-    parser.add_argument("--reveal", action="store_true", help="tell where it is and where it happened")
-    parser.add_argument("--force", action="store_true", help="begin again; the old folder stays, with a number")
+    parser = parser_of("course.py bug", "Find and mend a planted fault.")
     options = parser.parse_args(arguments)
     if (options.student and options.number) or (options.stage and not options.student):
         parser.error("give a number, or --student NAME, with --stage NN or without")

@@ -6,7 +6,6 @@ stage, its page map is drawn, and its throughput stands beside the reference's. 
 with the check of one exercise of the lesson.
 """
 
-import argparse
 import multiprocessing
 import re
 import sys
@@ -17,7 +16,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from common.terminal import run_to_end
+from common.terminal import parser_of, run_to_end
 
 from .alone import missed_by
 from .blank import Task, find_tasks
@@ -37,16 +36,7 @@ CONTRACT_SECONDS = 600  # it takes less than a tenth of that: more is an engine 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     """Check a stage. The first argument is the stage's folder, as course.py passes it."""
-    parser = argparse.ArgumentParser(prog="course.py check", description="Check your stage, milestone by milestone.")
-    parser.add_argument("stage")
-    parser.add_argument("--hint", action="store_true", help="a second hint")
-    parser.add_argument("--watch", action="store_true", help="check again whenever a file is saved")
-    parser.add_argument("--exercise", type=int, metavar="N", help="check an exercise of the lesson, not the milestones")
-    more = (
-        "of the page map and the throughput at the end, as for `demo` (default: the bundled one, as in the milestones)"
-    )
-    parser.add_argument("--model", metavar="NAME", help=more)
-    options = parser.parse_args(arguments)
+    options = parser_of("course.py check", "Check your stage, milestone by milestone.").parse_args(arguments)
     reference = reference_of(root, options.stage)
     number, of_exercise = reference.name[:2], options.exercise is not None
     if of_exercise:

@@ -6,7 +6,6 @@ a network, and writes the points. Learners' code shares a process with a check, 
 the grader can: look at what passes.
 """
 
-import argparse
 import json
 import os
 import secrets
@@ -18,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from common.stages import ROOT, stage_folder
-from common.terminal import run_to_end
+from common.terminal import parser_of, run_to_end
 from common.toml import read_toml
 
 from .bug import copy
@@ -44,13 +43,7 @@ class Graded(NamedTuple):
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser(prog="course.py grade", description="Write an autograder of a stage.")
-    parser.add_argument("stage")
-    parser.add_argument("--for", dest="service", choices=SERVICES, required=True, help="the service that runs it")
-    parser.add_argument("--key", type=Path, help="your key.toml, for the same hidden checks again")
-    parser.add_argument("--out", type=Path, help="the folder to write (default: grade_STAGE_SERVICE)")
-    parser.add_argument("--run", type=Path, metavar="FOLDER", help="grade this submission: what the services call")
-    options = parser.parse_args(arguments)
+    options = parser_of("course.py grade", "Write an autograder of a stage.").parse_args(arguments)
     if options.run:
         key = read_toml(root / "key.toml")
         write = {"gradescope": for_gradescope, "classroom50": for_classroom50}[options.service]

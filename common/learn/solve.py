@@ -1,11 +1,11 @@
 """`python3 course.py solve 05 PageAllocator.extend`: show the reference of one task as a diff, and fill it in."""
 
-import argparse
 import difflib
 import sys
 from pathlib import Path
 
 from common.bench.documents import write_atomically
+from common.terminal import parser_of
 
 from .blank import Task, find_tasks
 from .code import Definition, definitions, replaced
@@ -14,12 +14,7 @@ from .start import ROOT, own_folder, reference_of
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
     """Fill in one task, or all that are left. The first argument is the stage's folder, as course.py passes it."""
-    parser = argparse.ArgumentParser(prog="course.py solve", description="Fill in tasks from the reference.")
-    parser.add_argument("stage")
-    parser.add_argument("task", nargs="?", help="such as PageAllocator.extend, or its number in TASKS.md")
-    parser.add_argument("--all", action="store_true", help="every task that is still left to write")
-    parser.add_argument("--yes", action="store_true", help="without asking")
-    options = parser.parse_args(arguments)
+    options = parser_of("course.py solve", "Fill in tasks from the reference.").parse_args(arguments)
     stage = reference_of(root, options.stage)
     tasks = find_tasks(stage)
     folder = own_folder(root, options.stage, stage)

@@ -1,6 +1,5 @@
 """`python3 course.py start 05`: make my/05_paged_attention, the stage with its tasks left to write, and TASKS.md."""
 
-import argparse
 import ast
 import shutil
 import sys
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from common.errors import InvalidInput
 from common.stages import ROOT, stage_folder, stage_folders
+from common.terminal import parser_of
 
 from .blank import blank_stage, find_tasks, stage_before
 from .code import definitions, read_files, replaced
@@ -17,12 +17,7 @@ from .task_list import task_list
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
     """Make the learner's folder. The first argument is the stage's folder, as course.py passes it."""
-    parser = argparse.ArgumentParser(prog="course.py start", description="Make a stage for you to write, in my/.")
-    parser.add_argument("stage")
-    parser.add_argument("--from", dest="earlier", metavar="STAGE", help="take over your own earlier stage, my/04")
-    parser.add_argument("--force", action="store_true", help="begin again; the old folder stays, with a number")
-    parser.add_argument("--complete", action="store_true", help="nothing is left to write: for the exercises")
-    options = parser.parse_args(arguments)
+    options = parser_of("course.py start", "Make a stage for you to write, in my/.").parse_args(arguments)
     stage = reference_of(root, options.stage)
     folder = root / "my" / stage.name
     expect_free(folder, options.force)

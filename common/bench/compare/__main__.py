@@ -8,7 +8,6 @@ four machines or more the page has the median of the class, and says what differ
 cannot be compared is left out with a sentence.
 """
 
-import argparse
 import json
 import statistics
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 import jinja2  # Flask needs it, and so does torch
 
 from common.errors import counted
-from common.terminal import note, run_to_end
+from common.terminal import note, parser_of, run_to_end
 
 from ..documents import write_atomically
 from ..hardware import slugify
@@ -35,13 +34,7 @@ TEMPLATE = Path(__file__).with_name("page.html")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page; return 1, with sentences, if there is nothing to compare."""
-    parser = argparse.ArgumentParser(
-        "course.py compare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="results files of `bench`, or folders")
-    parser.add_argument("--model", metavar="NAME", help="only its results, such as smollm2 or bundled")
-    parser.add_argument("--out", type=Path, default=HERE / "compare", metavar="DIR", help="default: results/compare")
-    args = parser.parse_args(arguments)
+    args = parser_of("course.py compare", __doc__).parse_args(arguments)
     found, refused = collect(args.files)
     models = sorted({results.machine["model"] for results in found})
     if args.model and args.model not in models:
@@ -62,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     helpers = {"title": title, "lead": lead, "draw": draw, "behind": behind, "here": HERE}
     helpers |= {"short": short, "place": place, "slug": slugify}
     template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"), helpers)
-    page = args.out / "index.html"
+    page = (args.out or HERE / "compare") / "index.html"
     write_atomically(page, template.render(groups=groups, drifted=drifted, refused=refused))
     print(page)
     return 0

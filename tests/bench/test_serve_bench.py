@@ -200,20 +200,6 @@ def test_what_makes_every_request_fail_is_one_sentence(server, monkeypatch, opti
     assert capsys.readouterr().out == ""
 
 
-@pytest.mark.parametrize(
-    "options, sentence",
-    [
-        (["--concurrency", "1", "--rate", "1"], "not allowed with"),
-        (["--concurrency", "0,1"], "not a list of positive numbers"),
-        (["--rate", "1,inf"], "not a list of positive numbers"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused_before_anything_is_sent(server, options, sentence, capsys):
-    with pytest.raises(SystemExit) as refusal:
-        run(server, *options)
-    assert refusal.value.code == 2 and sentence in capsys.readouterr().err and server.bodies == []
-
-
 def test_ctrl_c_reports_the_runs_that_are_complete(server, capsys, ctrl_c):
     server.on_request = lambda count: ctrl_c() if count == 1 + 8 + 3 else None
     assert run(server, "--concurrency", "2,4", "--requests", "8", "--json", "-") == 130

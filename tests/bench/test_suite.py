@@ -197,24 +197,6 @@ def test_a_drift_between_sides_marks_the_ratio_in_file_and_table(write, tmp_path
 # ---- The command line ----
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--only", "03"], "there is no benchmark '03'; use sides"),
-        (["--sizes", "gpu"], "--sizes gpu needs a CUDA device"),
-        (["--repeats", "0"], "--repeats must be at least 1, not 0"),
-        (["--minutes", "0"], "--minutes must be more than 0, not 0"),
-        (["--out", __file__], f"{__file__} is no folder that can be written to"),
-        (["--plot-only"], "holds no results to draw"),
-    ],
-)
-def test_a_wrong_command_line_is_answered_in_a_sentence(write, tmp_path, capsys, monkeypatch, arguments, sentence):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(SystemExit) as ended:
-        run_benchmark(write(ANSWERS), ["--out", str(tmp_path), *arguments])
-    assert ended.value.code == 1 and sentence in capsys.readouterr().err
-
-
 def test_the_last_line_is_the_document_that_was_written(write, tmp_path, capfd):
     with pytest.raises(SystemExit) as ended:
         program = f"for side in sides: answer(side, model={asdict(Settings().config())})"

@@ -11,7 +11,6 @@ import pytest
 
 from common.bench import plots, suite
 from common.bench.compare.sources import results_files
-from common.errors import InvalidInput
 from common.learn import predict
 from common.learn.questions import read_questions, result, table
 from common.stages import stage_folders
@@ -154,23 +153,6 @@ def test_a_bad_answer_is_told_what_is_wrong_and_asked_again(monkeypatch, capsys)
     typed.side_effect = ["", "2"]
     given = {"waste": [1.0] * 3}
     assert predict.ask_all(questions, given) == given | {"fit": None, "throughput": [2.0]}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        *([["05", "--fit", text], f"--fit: {text!r} is not a number"] for text in ("", "nan", "1e999", "12 %", "-0.1")),
-        (["05", "--fit", "1,2"], "--fit: '1,2' has 2 values: give one number"),
-        (["05", "--waste", "3"], "--waste: '3' has 1 value: give 3, separated by commas"),
-        (["09"], "there is no stage '09'"),
-        (["05", "--out", __file__], f"{__file__} is no folder that can be written to"),
-    ],
-)
-def test_a_wrong_command_line_is_answered_in_a_sentence(arguments, sentence, capsys):
-    stage, *options = arguments
-    with pytest.raises((SystemExit, InvalidInput)) as refused:
-        predict.main([stage, *(["=".join(options)] if options else [])])
-    assert sentence in f"{refused.value} {capsys.readouterr().err}"
 
 
 def test_control_c_at_a_question_ends_quietly(monkeypatch, capsys):

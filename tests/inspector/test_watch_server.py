@@ -10,7 +10,6 @@ from unittest.mock import create_autospec
 import httpx
 import pytest
 
-from common.errors import InvalidInput
 from common.inspector import __main__ as watch
 from common.inspector.document import document
 from common.stages import stage_folder
@@ -92,20 +91,6 @@ def test_the_document_loads_nothing_and_says_so(server):
     [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="(.*?)"', page.text)
     assert "default-src 'none'" in policy and policy.endswith("connect-src 'self'")
     assert "</script><script>alert" not in document({"recording": "</script><script>alert(1)</script>"})
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["05", "06", "07"], "watch needs a stage, such as 05, or two"),
-        (["05", "--steps-per-second=-3"], "--steps-per-second must be 0 or more, not -3"),
-        (["05", "--record", "."], ". is a folder: name a file in it"),
-        (["03", "04", "--record", f"{__file__}/both.html"], f"{__file__} is no folder that can be written to"),
-    ],
-)
-def test_a_wrong_command_line_is_answered_in_a_sentence(arguments, sentence):
-    with pytest.raises(InvalidInput, match=f"^{re.escape(sentence)}"):
-        watch.main(arguments)
 
 
 def test_two_engines_know_one_page_and_both_end_if_told_to_while_they_load(monkeypatch):

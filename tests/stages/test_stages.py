@@ -3,7 +3,6 @@
 import json
 import re
 import runpy
-import shlex
 import socket
 import sys
 from functools import cache
@@ -81,42 +80,6 @@ def test_stop_strings_and_seeds_on_the_command_line(monkeypatch, capsys, loaded)
     assert output("--stop", "no!", "--stop", stop) == full.text[: full.text.index(stop)] + "\n"
     first, second = (output("--temperature", "1.5", "--seed", "5") for _ in range(2))
     assert first == second != full.text + "\n"
-
-
-FLASH = "--prompt a --kv-dtype int8 --device cpu --attention flash"
-MISTAKES = [  # stage, command line, what is said of it
-    ("02", "--prompt ''", "the prompt is empty"),
-    ("02", "--prompt a --temperature -1", "temperature must be"),
-    ("02", "--prompt a --max-tokens 0", "max_tokens must be"),
-    ("02", "--prompt a --max-tokens 9999", "context length is 4096 tokens"),
-    ("02", "--prompt a --model EMPTY", "config.json"),
-    ("02", "--prompt a --trace EMPTY", "is a folder: name a file in it"),
-    ("02", "--prompt a --model TinyLlama-1.1B", "load_format='dummy'"),
-    ("02", "--prompt a --device gpu", "device='gpu'"),
-    ("02", "--demo --device cuda:99", "cuda:99"),
-    # From here on, what is told before the model loads.
-    ("01", "--serve --port TAKEN", "cannot listen on 127.0.0.1:TAKEN ("),
-    ("04", "--prompt a --kv-dtype int8", "unrecognized arguments: --kv-dtype"),
-    ("05", "--serve --port TAKEN", "give another --port"),
-    ("05", "--serve --port 70000", "cannot listen on"),
-    ("05", FLASH, "flash attention of torch reads no K and V of 8 bits: leave out"),
-    ("06", "--serve --max-queue 0", "argument --max-queue: '0' is not a positive"),
-    ("06", "--serve --max-body 0", "argument --max-body: '0' is not a positive"),
-]
-
-
-@pytest.mark.parametrize(("stage", "arguments", "says"), MISTAKES)
-def test_mistakes_are_answered_in_a_sentence(monkeypatch, capsys, tmp_path, stage, arguments, says):
-    if stage != "02":
-        monkeypatch.setattr("common.cli.load_model", lambda *_, **__: pytest.fail("the model loads"))
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = str(server.getsockname()[1])
-        words = arguments.replace("EMPTY", str(tmp_path)).replace("TAKEN", taken)
-        status, output, errors = run_main(monkeypatch, capsys, stage_folder(stage).name, *shlex.split(words))
-    # Python prints a string, and exits with 1. What argparse says is on stderr already.
-    assert status == 2 or status.startswith("error: ") and "\n" not in status
-    assert says.replace("TAKEN", taken) in (errors if status == 2 else status)
-    assert output == ""
 
 
 def test_a_fault_in_the_code_keeps_its_traceback(monkeypatch, capsys):

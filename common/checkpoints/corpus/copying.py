@@ -14,7 +14,7 @@ from random import Random
 from string import ascii_lowercase, digits
 
 from . import facts, stories, terms
-from .words import LISTS, MAKERS, ask, draw, first_upper, flat, people, weighted
+from .words import LISTS, MAKERS, WEIGHTS, ask, draw, first_upper, flat, people, weighted
 
 LONGEST = 64  # words in a text
 _KNOWN_TEXTS = (
@@ -26,12 +26,7 @@ _KNOWN_TEXTS = (
 )
 KNOWN_WORDS = sorted({word for text in _KNOWN_TEXTS for word in re.findall(r"[A-Za-z]+", text)})
 KEY = "ABCDEFGHJKLMNPQRSTUVWXYZabcdefghjkmnpqrstuvwxyz23456789"
-# Where words come from; letters and digits make long texts of few words.
-SOURCES = {"known_word": 1, "words": 0.5, "syllables": 1, "blend": 1.5, "letters": 0.3, "digits": 0.3}
-TEXTS = {
-    "words": 10, "repeated": 2, "figures": 2, "strings": 2, "names": 1, "pairs": 2, "sentences": 2, "lines": 1,
-    "foreign": 1,
-}  # fmt: skip
+SOURCES, TEXTS = WEIGHTS["sources"], WEIGHTS["texts"]
 
 
 def syllables(rng: Random) -> str:
@@ -85,7 +80,7 @@ def _sentences(rng: Random) -> str:
     """Return words with capitals and marks, as in prose."""
     text, first = [], True
     for word in words(rng, _size(rng)):
-        mark = weighted(rng, {"": 12, ",": 2, ".": 2, "!": 0.5, "?": 0.5, ";": 0.3, ":": 0.3})
+        mark = weighted(rng, WEIGHTS["marks"])
         text.append((first_upper(word) if first or rng.random() < 0.05 else word) + mark)
         first = mark in (".", "!", "?")
     return " ".join(text)

@@ -11,15 +11,14 @@ from random import Random
 from string import ascii_lowercase
 
 from .facts import TABLES
-from .words import FEMALE, FIRST_NAMES, LISTS, MALE, WORDS, ask, weighted
+from .words import FEMALE, FIRST_NAMES, LISTS, MALE, WEIGHTS, WORDS, ask, weighted
 
 SIGNS = {"+": ("plus", add), "-": ("minus", sub), "*": ("times", mul)}
-LISTED = {"count": 6, "letters": 2, "named": 2, "spell": 3, "repeat": 3, "reverse": 2, "sort": 2}
 
 
 def problem(rng: Random) -> tuple[int, str, int, int]:
     """Return left operand, sign, right operand and result."""
-    sign = weighted(rng, {"+": 5, "-": 3, "*": 3})
+    sign = weighted(rng, WEIGHTS["signs"])
     top = 10 if sign == "*" or rng.random() < 0.5 else 20
     a, b = rng.randint(0, top), rng.randint(0, top)
     if sign == "-":
@@ -41,7 +40,7 @@ def _story(rng: Random) -> tuple[str, str]:
 
 def arithmetic(rng: Random) -> tuple[str, str]:
     """Return a question about small numbers and its answer."""
-    kind = weighted(rng, {"sum": 12, "compare": 2, "neighbour": 2, "parity": 1, "story": 3})
+    kind = weighted(rng, WEIGHTS["arithmetic"])
     if kind == "story":
         return _story(rng)
     if kind == "sum":
@@ -78,7 +77,7 @@ def joined(items: list) -> str:
 
 def lists(rng: Random, kind: str = "") -> tuple[str, str]:
     """Ask for a list, of the given kind or any, and return the answer too."""
-    kind = kind or weighted(rng, LISTED)
+    kind = kind or weighted(rng, WEIGHTS["lists"])
     if kind == "count":
         step = weighted(rng, {1: 6, 2: 2, 5: 1, 10: 1})
         length = step * rng.randint(2, min(60 // step, 40))

@@ -22,7 +22,7 @@ def material(name: str) -> dict[str, Any]:
 LISTS = {name: words.split() if isinstance(words, str) else words for name, words in material("words").items()}
 FEMALE, MALE, WORDS = LISTS["female"], LISTS["male"], LISTS["words"]
 LISTS["first_names"] = FIRST_NAMES = FEMALE + MALE
-WORDINGS = material("wordings")
+WORDINGS, WEIGHTS = material("wordings"), material("weights")
 
 
 def flat(pairs: Iterable[Iterable[str]]) -> list[str]:

@@ -1,4 +1,4 @@
-"""How a command of the course prints, and how it ends: quietly if the reader of its output is gone.
+"""How a command of the course gets its options, prints, and ends: quietly if the reader of its output is gone.
 
 It needs only Python: course.py runs before anything is installed.
 """

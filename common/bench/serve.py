@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput, expect_writable
-from common.terminal import note, positive, run_to_end
+from common.terminal import add_table, note, positive, run_to_end
 
 from . import plots
 from .client import Target, find_target, generate_load
@@ -86,11 +86,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     default = f"default: {REQUESTS}, or {REQUESTS_PER_CLIENT} for each client where that is more"
     add("--requests", metavar="N", type=positive, help=f"of each run, at least one for each client ({default})")
     add("--workload", choices=WORKLOADS, default="mixed", help="default: mixed lengths")
-    add("--prompt-tokens", metavar="N", type=positive, default=256, help="at most (default: 256)")
-    add("--output-tokens", metavar="N", type=positive, default=128, help="at most (default: 128)")
-    add("--ignore-eos", action="store_true", help="answers of full length, where this is understood")
-    add("--json", metavar="FILE", help="the figures; - for the last line of standard output")
-    add("--plot", metavar="FILE.png", type=Path, help="latency and throughput in four panels")
+    add_table(parser, "of the load generator")
     args = parser.parse_args(arguments)
     args.axis = "rate" if args.rate else "concurrency"
     args.loads = args.rate or args.concurrency or CONCURRENCIES

@@ -10,7 +10,6 @@ training text has nothing. A story has no one right text, so it counts as right 
 was asked for in their order, and does not repeat a sentence.
 """
 
-import argparse
 import json
 import re
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from random import Random
 from common.loader import load_model
 from common.sampling import SamplingParams
 from common.stages import load_engine
+from common.terminal import parser_of
 
 from . import unseen
 from .corpus import chat, exercises, facts, passages, stories, terms, unknown
@@ -91,9 +91,7 @@ def acceptance(folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=("target", "draft"))
-    folder = FOLDER / parser.parse_args().name
+    folder = FOLDER / parser_of("python -m common.checkpoints.evaluate", __doc__).parse_args().name
     scores = evaluate(folder)
     if folder.name == "draft":
         scores["acceptance"] = acceptance(folder)

@@ -13,7 +13,6 @@ Every 200 steps, and on SIGTERM, the state goes to `work/`, and the same command
 result: a document is a pure function of its index, so the position in the corpus is one integer.
 """
 
-import argparse
 import json
 import math
 import signal
@@ -33,7 +32,7 @@ from common.loader import load_model
 from common.loader.config import read_config
 from common.loader.weights import checkpoint_names
 from common.model import Transformer
-from common.terminal import StatusLine, note
+from common.terminal import StatusLine, note, parser_of
 
 from .packing import own_tokens, packed_rows
 from .recipes import PHASES, Phase
@@ -230,9 +229,7 @@ class Training:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", choices=PHASES)
-    parser.add_argument("--phase", type=int, default=1, metavar="N")
+    parser = parser_of("python -m common.checkpoints.train", __doc__)
     args = parser.parse_args()
     if not 1 <= args.phase <= len(PHASES[args.name]):
         parser.error(f"--phase: the {args.name} has phases 1 to {len(PHASES[args.name])}")

@@ -9,7 +9,6 @@ the named test passes, all other tests of behaviour run, and the first that fail
 one. What compares code with code, such as tests/course/test_copies.py, does not count.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from common.stages import ROOT
-from common.terminal import run_to_end
+from common.terminal import parser_of, run_to_end
 
 from ..bug import copy_course, make
 from ..first_failure import run_tests
@@ -30,10 +29,7 @@ RULE = "|---|---|---|---|---|\n"  # below the head of the table
 
 
 def main() -> int:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m common.learn.faults", description=__doc__, formatter_class=form)
-    parser.add_argument("numbers", nargs="*", type=int, metavar="BUG", help="which faults (default: all of them)")
-    parser.add_argument("--write", action="store_true", help="write their rows of caught.md")
+    parser = parser_of("python -m common.learn.faults", __doc__)
     args = parser.parse_args()
     if unknown := {*args.numbers} - {fault.number for fault in FAULTS}:
         parser.error(f"there is no bug {min(unknown)}: they are numbered 1 to {len(FAULTS)}")

@@ -7,6 +7,8 @@ depends on a hash being unique. The idea is RadixAttention's (Zheng et al., 2024
 
 from collections import Counter, OrderedDict
 
+from common.request import page_key
+
 
 class Node:
     """One page of computed K and V, and how many running sequences use it."""
@@ -35,7 +37,7 @@ class PrefixTree:
 
     def follow(self, path: list[Node], tokens: list[int]) -> Node | None:
         """Return the node with these tokens below a path from the root, with one more user; None if there is none."""
-        node = (path[-1] if path else self.root).children.get(tuple(tokens))
+        node = (path[-1] if path else self.root).children.get(page_key(tokens))
         if node is not None:
             if node.references == 0:
                 del self.unused[node]
@@ -44,7 +46,7 @@ class PrefixTree:
 
     def insert(self, path: list[Node], tokens: list[int], page: int) -> Node:
         """Add a computed page below a path from the root; return its node, whose one user is the page's owner."""
-        node = Node(path[-1] if path else self.root, tuple(tokens), page)
+        node = Node(path[-1] if path else self.root, page_key(tokens), page)
         node.parent.children[node.tokens] = node
         node.references = 1
         self.size += 1

@@ -53,6 +53,7 @@ class Engine(Router):
         price: Any = None,  # a ChunkPrice, which the workers share
         scheduling: Scheduling = FIRST_COME,
         tiers: TierOptions = NO_TIERS,  # each worker has its own memory, and all have one folder
+        loras: Any = None,  # folders of adapters, by name (common/lora.py)
     ):
         if replicas < 0 or prefill < 1 or decode < 1:
             given = f"{replicas} replicas, {prefill} for prefill, {decode} for decode"
@@ -70,6 +71,7 @@ class Engine(Router):
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs, "price": price}
         options |= {"num_draft_tokens": num_draft_tokens, "tiers": tiers, "scheduling": scheduling}
+        options |= {"loras": loras}
         # A prefill worker has one token to find, and nothing to draft. Short prompts wait for the piece that it runs.
         for_prefill = {"num_draft_tokens": 0, "token_budget": max(max_running, token_budget // 2)}
         roles = ["replica"] * replicas or ["prefill"] * prefill + ["decode"] * decode

@@ -193,7 +193,7 @@ class Router(BaseEngine):
             else:
                 break
         while flight := self._oldest(QUEUED):
-            tokens = flight.request.all_token_ids
+            tokens = [flight.request.salt] * bool(flight.request.salt) + flight.request.all_token_ids
             # A decode worker can do the whole job, and does if no other worker is up.
             found = choose_for_prompt(for_prompts, tokens)
             if not found and not any(handle.up for handle in for_prompts):

@@ -26,6 +26,7 @@ from .kv_tiers import TierOptions
 from .kv_tiers import add_arguments as add_tier_arguments
 from .loader import BITS, Loaded, chat_prompt, check_quantization, load_model
 from .loader.device import choose_device
+from .lora import add_arguments as add_adapter_arguments
 from .packages import packaged_model
 from .policies import scheduling_of
 from .process import freeze_loaded_objects, run_on_temporary_thread
@@ -49,6 +50,7 @@ def build_parser(description: str, verb: str = "") -> argparse.ArgumentParser:
     add_table(parser, "trace")
     for table in ("model", "on a GPU"):
         add_options(parser, table)
+    add_adapter_arguments(parser.add_argument_group("adapters, from stage 04 on"))
     add_tier_arguments(parser.add_argument_group("pages beside the device's memory, from stage 05 on"))
     for table in ("sampling, with --prompt", "server, with --serve"):
         add_options(parser, table)
@@ -150,6 +152,8 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
     options |= {"graphs": args.graphs, "overlap": args.overlap}
     options["scheduling"] = scheduling_of(args)
     options["tiers"] = TierOptions(args.kv_host_memory, args.kv_disk, args.kv_disk_memory)
+    if args.lora:
+        options["loras"] = dict(args.lora)
     check_quantization(args.quantization, choose_device(args.device, args.dtype)[0], args.tensor_parallel)
     if args.tensor_parallel == 1:
         if options.get("workers") == "ray":

@@ -46,6 +46,7 @@ class BaseEngine(ABC):
     idle_seconds: float | None = None  # `step` is due after this time even if no request is unfinished; None: never
     scores_prompts = False  # whether `accept` takes requests whose prompts are to be scored (serving/scoring.py)
     tiers: Any = None  # pages beside the device's memory (kv_tiers.py)
+    lora: Any = None  # the model with adapters, if it has any (lora.py)
     unavailable: str = ""  # if not "", why new requests should go to another server; any thread may read it
 
     def __init_subclass__(cls, **options):
@@ -64,6 +65,7 @@ class BaseEngine(ABC):
         self.sampling_defaults = loaded.sampling_defaults  # the checkpoint's, for requests over HTTP
         self.requests: dict[str, Request] = {}  # unfinished ones, in order of arrival
         structured_output.register(loaded)
+        self.adapters: dict[str, Any] = {}  # what requests may name (lora.py)
         self.trace = Trace()
         self.startup_notes = ""  # one line on what the engine has chosen by itself, and why
         self._generated_tokens = 0
@@ -87,6 +89,8 @@ class BaseEngine(ABC):
         if params.structure is not None:
             params = replace(params, structure=params.structure.begin(self.name))
             params.structure.check()
+        if params.adapter is not None:
+            params = replace(params, adapter=self.adapter_key(params.adapter))
         if params.stop and self.tokenizer is None:
             raise InvalidInput("stop strings need a tokenizer and this model has none: use stop_token_ids")
         if request_id is None:
@@ -100,6 +104,14 @@ class BaseEngine(ABC):
         self.accept(request)
         self.requests[request_id] = request
         return request
+
+    def adapter_key(self, name: str) -> str:
+        """Return the key of an adapter, given by its name or its key. Raise InvalidInput if there is none."""
+        for adapter in list(self.adapters.values()):
+            if name in (adapter.name, adapter.key):
+                return adapter.key
+        known = f"use one of {', '.join(self.adapters)}" if self.adapters else "start with --lora NAME=FOLDER"
+        raise InvalidInput(f"there is no adapter {shortened(name)}: {known}")
 
     @abstractmethod
     def step(self) -> list[Request]:

@@ -34,7 +34,7 @@ from .kv_disk import Disk
 from .loader import Loaded
 from .memory import parse_bytes
 from .model import SCALE_BYTES
-from .request import Request
+from .request import Request, page_key
 from .terminal import note
 from .token_budget import pass_seconds
 
@@ -234,7 +234,7 @@ class Tiers:
         """Return the names of the full pages of a request's first tokens."""
         names, size = [self.root], self.page_size
         for start in range(0, tokens - size + 1, size):
-            names.append(name_of(names[-1], request.token_ids_between(start, start + size)))
+            names.append(name_of(names[-1], page_key(request.token_ids_between(start, start + size))))
         return names[1:]
 
     # ---- Back to it ----
@@ -275,7 +275,7 @@ class Tiers:
         for place, name in enumerate(self.chain(request, request.num_tokens - 1)[: self.slots]):
             if node is not None:
                 start = place * self.page_size
-                node = node.children.get(tuple(request.token_ids_between(start, start + self.page_size)))
+                node = node.children.get(page_key(request.token_ids_between(start, start + self.page_size)))
             if node is None:
                 if name not in self.kept and not (self.disk and name in self.disk):
                     break

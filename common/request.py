@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Literal
 
 from .detokenizer import IncrementalDetokenizer, StopSearch
@@ -37,6 +38,19 @@ class Timings:
         return (self.tokens[-1] - self.tokens[0]) / (len(self.tokens) - 1) if len(self.tokens) > 1 else None
 
 
+class SaltedTokens(list):
+    """Token ids of a request with an adapter. salt: what a page of them is known by beside its tokens."""
+
+    def __init__(self, token_ids: list[int], salt: int):
+        super().__init__(token_ids)
+        self.salt = salt
+
+
+def page_key(tokens: Sequence[int]) -> tuple[int, ...]:
+    """Return what a page with these tokens is known by, behind the page before it; a salt is negative, and first."""
+    return (tokens.salt, *tokens) if isinstance(tokens, SaltedTokens) else tuple(tokens)
+
+
 class Request:
     """A prompt and its completion.
 
@@ -63,6 +77,9 @@ class Request:
         if params.structure is not None:
             self.params = replace(self.params, structure=params.structure.begin())
             params = replace(params, ignore_eos=False)  # an answer that is complete ends
+        self.salt = 0  # not 0: adapters change K and V, so the same tokens are other pages
+        if params.adapter is not None:
+            self.salt = -1 - (int.from_bytes(blake2b(params.adapter.encode(), digest_size=8).digest(), "big") >> 1)
         self.max_tokens = max_tokens
         self.seed = params.resolve_seed()
         self.token_ids: list[int] = []
@@ -105,7 +122,8 @@ class Request:
     def token_ids_between(self, start: int, stop: int) -> list[int]:
         """Return `all_token_ids[start:stop]` without building the whole sequence."""
         output = len(self.prompt_token_ids)  # where it begins
-        return self.prompt_token_ids[start:stop] + self.token_ids[max(start - output, 0) : max(stop - output, 0)]
+        found = self.prompt_token_ids[start:stop] + self.token_ids[max(start - output, 0) : max(stop - output, 0)]
+        return SaltedTokens(found, self.salt) if self.salt else found
 
     def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
         """Append one generated token, and end the request if it is the last."""

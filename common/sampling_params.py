@@ -48,6 +48,7 @@ class SamplingParams:
     logprobs: int | None = None  # None: off; n: for the sampled token and the n likeliest
     priority: int = 0  # a lower one is served first, with --scheduling priority
     tenant: str = ""  # whose request it is, with --scheduling fair
+    adapter: str | None = None  # None: the model alone; a name of `BaseEngine.adapters`, whose key `add` puts here
     structure: Structure | None = None  # the form that the answer must have; Request gives it a state
 
     def __post_init__(self):
@@ -159,6 +160,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "ignore_eos": (lambda x: isinstance(x, bool), "True or False"),
     "priority": (lambda x: _is_int(x) and abs(x) < 2**31, "an integer of 32 bits"),
     "tenant": (lambda x: isinstance(x, str) and len(x) <= MOST_TENANT, f"a text of at most {MOST_TENANT} characters"),
+    "adapter": (lambda x: x is None or (isinstance(x, str) and bool(x)), "an adapter's name, or None"),
     "structure": (lambda x: x is None or isinstance(x, Structure), "a Structure, or None"),
     "logprobs": (lambda x: x is None or (_is_int(x) and 0 <= x <= 20), "an integer from 0 to 20, or None"),
 }

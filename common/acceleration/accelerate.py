@@ -5,7 +5,9 @@ them: without them an engine is what its stage's engine.py says, line by line.
 """
 
 import inspect
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
@@ -14,6 +16,7 @@ from ..errors import InvalidInput, counted
 from ..fused.packed import slowness_of_bfloat16
 from ..kv_tiers import NO_TIERS, TierOptions, add_tiers
 from ..loader import Loaded
+from ..lora import add_adapters, read_adapters
 from ..memory import graph_bytes
 from ..model import Transformer
 from ..policies import FIRST_COME, Scheduling, add_policy
@@ -34,16 +37,17 @@ def make_engine(
     overlap: bool | None = None,
     tiers: TierOptions = NO_TIERS,
     scheduling: Scheduling = FIRST_COME,
+    loras: Mapping[str, Path] | None = None,
     **options,
 ) -> BaseEngine:
     """Return `engine_class(loaded, **options)`, with graphs for decode and the overlapped loop if wanted.
 
     graphs, overlap: None turns them on on a GPU, where the engine allows them. tiers: for evicted pages. scheduling:
-    who is served first. Raise InvalidInput if they are asked for and not possible. The options token_budget, and price
-    of a chunk, are what `choose_token_budget` finds, unless they are given.
+    who is served first. loras: folders of adapters, by name. Raise InvalidInput if they are asked for and not possible.
+    The options token_budget, and price of a chunk, are what `choose_token_budget` finds, unless they are given.
     """
     with current(loaded.device):
-        engine = make_on_current_device(engine_class, loaded, graphs, overlap, tiers, scheduling, options)
+        engine = make_on_current_device(engine_class, loaded, graphs, overlap, tiers, scheduling, loras or {}, options)
         add_policy(engine, scheduling)
         return engine
 
@@ -55,6 +59,7 @@ def make_on_current_device(
     overlap: bool | None,
     tiers: TierOptions,
     scheduling: Scheduling,
+    loras: Mapping[str, Path],
     options: dict,
 ) -> BaseEngine:
     """See `make_engine`."""
@@ -67,6 +72,7 @@ def make_on_current_device(
         if graphs:
             raise InvalidInput("graphs were asked for, but they record common/model.py alone: leave out --graphs")
         graphs = False
+    adapters = read_adapters(parameters, loaded, loras)
     note, price = loaded.note, options.pop("price", None)
     if "token_budget" in parameters and options.get("token_budget") is None:
         max_running = options.get("max_running") or parameters["max_running"].default
@@ -84,7 +90,9 @@ def make_on_current_device(
     if "graphs" in parameters:  # it has workers, and each makes its own
         asked = {"tiers": tiers} if tiers != NO_TIERS else {}  # a learner's own need not know of them
         asked |= {"scheduling": scheduling} if scheduling != FIRST_COME else {}
+        asked |= {"loras": loras} if loras else {}
         engine = made(loaded, graphs=graphs, price=price, **asked, **options)
+        engine.adapters = adapters
         engine.startup_notes += f", {note}" * bool(note)
         return engine
     note = ", ".join(filter(None, [note, getattr(loaded.model, "products", "")]))
@@ -111,6 +119,7 @@ def make_on_current_device(
         engine.measure()
     if overlap:
         engine.startup_notes += ", overlapped loop"
+    engine.startup_notes += add_adapters(engine, engine.model if overlap else engine, adapters)
     return engine
 
 

@@ -1,6 +1,6 @@
 """Turns the corpus into rows of token ids for training, and says which of them count."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
@@ -9,7 +9,9 @@ from .corpus import document
 from .tokenizer import END_OF_TEXT, MESSAGE_START
 
 
-def packed_rows(tokenizer, seed: str, length: int, start: int, mix: str = "known") -> Iterator[tuple[list[int], int]]:
+def packed_rows(
+    tokenizer, seed: str, length: int, start: int, mix: str = "known", write: Callable[..., str] = document
+) -> Iterator[tuple[list[int], int]]:
     """Return rows of `length + 1` token ids, each with the index of the first document it does not hold.
 
     A row begins with a whole document and is filled with more, each closed by END_OF_TEXT; the last is cut off.
@@ -18,7 +20,7 @@ def packed_rows(tokenizer, seed: str, length: int, start: int, mix: str = "known
     end = tokenizer.convert_tokens_to_ids(END_OF_TEXT)
     index, row = start, []
     while True:
-        batch = [document(index + i, seed, mix) for i in range(64)]
+        batch = [write(index + i, seed, mix) for i in range(64)]
         for ids in tokenizer(batch, add_special_tokens=False)["input_ids"]:
             index += 1
             if len(ids) < length:

@@ -34,6 +34,7 @@ from common.loader.weights import checkpoint_names
 from common.model import Transformer
 from common.terminal import StatusLine, note, parser_of
 
+from .corpus import document
 from .packing import own_tokens, packed_rows
 from .recipes import PHASES, Phase
 from .tokenizer import FOLDER
@@ -83,9 +84,11 @@ def learning_rate(step: int, phase: Phase) -> float:
 class Training:
     """Phase `number` (from 1) of a checkpoint that lies in `folder`, with its snapshots in `work`."""
 
-    def __init__(self, name: str, number: int, folder: Path, work: Path):
+    write = staticmethod(document)  # the text with a number
+
+    def __init__(self, name: str, number: int, folder: Path, work: Path, phase: Phase | None = None):
         self.name, self.number, self.folder = name, number, folder
-        self.config, self.phase = read_config(folder), PHASES[name][number - 1]
+        self.config, self.phase = read_config(folder), phase or PHASES[name][number - 1]
         self.work, self.snapshot_file, self.device = work, work / f"{name}-{number}.pt", torch.device("cpu")
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.teacher = None
@@ -162,7 +165,7 @@ class Training:
         while True:
             if self.row_length() != length:
                 length = self.row_length()
-                rows = packed_rows(self.tokenizer, "train", length, self.next_document, self.phase.mix)
+                rows = packed_rows(self.tokenizer, "train", length, self.next_document, self.phase.mix, self.write)
             batch = []
             for _ in range(max(1, self.phase.tokens_per_step // length)):
                 row, self.next_document = next(rows)
@@ -202,7 +205,7 @@ class Training:
     @torch.no_grad()
     def held_out_loss(self, tokens: int) -> float:
         """Return the mean loss, nats per token, on documents that training never sees (another seed of the corpus)."""
-        rows = packed_rows(self.tokenizer, "held-out", 1024, 0, self.phase.mix)
+        rows = packed_rows(self.tokenizer, "held-out", 1024, 0, self.phase.mix, self.write)
         losses = [self.loss([next(rows)[0] for _ in range(4)]).item() for _ in range(tokens // (4 * 1024))]
         return sum(losses) / len(losses)
 

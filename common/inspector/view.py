@@ -180,7 +180,8 @@ class View:
         texts, tokens = {}, {node.page: node.tokens for node in nodes}
         for page, token_ids in tokens.items():
             if known.texts.get(page) != token_ids:
-                texts[page] = self.engine.tokenizer.decode(token_ids, skip_special_tokens=True)
+                text = [token_id for token_id in token_ids if token_id >= 0]  # without a salt (request.py)
+                texts[page] = self.engine.tokenizer.decode(text, skip_special_tokens=True)
         known.texts = tokens
         return texts
 

@@ -91,6 +91,7 @@ class Hello(NamedTuple):
     scores_prompts: bool  # within its cache; otherwise beside it (scoring.py)
     why_no_scoring: str
     stats: dict[str, float]
+    adapters: dict[str, Any]  # without their weights
 
 
 class EngineFailed(SystemExit):
@@ -116,6 +117,7 @@ class RemoteEngine(BaseEngine):
         hello: Hello = connection.recv()
         super().__init__(hello.loaded)
         self._hello, self._connection, self._stats = hello, connection, hello.stats
+        self.adapters = hello.adapters
         self._inbox: deque[Report | EngineFailed] = deque()
         self._mail: list[Order | str] = []  # orders, and ids of requests to drop: all of a call go in one message
 
@@ -208,7 +210,9 @@ class Steps:
             sampling_defaults=engine.sampling_defaults,
         )  # fmt: skip
         why_not = self.engine.why_no_scoring
-        send(connection, Hello(loaded, engine.max_model_len, engine.scores_prompts, why_not, engine.stats()))
+        adapters = {name: one._replace(weights={}) for name, one in engine.adapters.items()}
+        hello = Hello(loaded, engine.max_model_len, engine.scores_prompts, why_not, engine.stats(), adapters)
+        send(connection, hello)
         engine.tokenizer = None  # or it would make the text of its requests as well
         self.reported: dict[str, int] = {}  # output tokens by request id
         self.queued: set[str] = set()  # requests without a step yet

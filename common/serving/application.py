@@ -5,7 +5,10 @@ import argparse
 from fastapi import FastAPI
 from fastapi.responses import Response
 
+from common.errors import InvalidInput
+
 from ..policies import read_keys, scheduling_of
+from . import adapters_api
 from .limits import BodyLimit, HeaderCheck, Origins
 from .metrics import Measured
 from .openai_api import responses, routes
@@ -24,11 +27,14 @@ def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) 
         engine_thread.engine = Promises(
             engine_thread.engine, args.ttft_objective, args.tpot_objective, scheduling_of(args)
         )
+    if measured.model_name in measured.adapters:
+        raise InvalidInput(f"{measured.model_name!r} is the model's own name: give the adapter another one")
     if args.stream_interval > 1:
         engine_thread.engine = Intervals(engine_thread.engine, args.stream_interval)
     service = routes.Service(engine_thread, measured.model_name, defaults, args.scheduling)
     app.include_router(routes.router(service))
     app.include_router(responses.router(service))
+    app.include_router(adapters_api.router(service, args.api_key))
 
     @app.get("/metrics")
     async def metrics():

@@ -41,7 +41,7 @@ class Answer:
         self.echoes: list[Piece] = []  # for each prompt, what its choices begin with; or none
         self.begun: set[int] = set()  # choices that have been written, or their first chunk
         self.places: dict[int, tuple[IncrementalDetokenizer | None, int]] = {}  # of choices: with characters listed
-        self.head = {"id": f"{self.prefix}{new_id()}", "created": int(time.time()), "model": service.name}
+        self.head = {"id": f"{self.prefix}{new_id()}", "created": int(time.time()), "model": body.model or service.name}
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
         """Yield (choice, piece) for all choices, in order of arrival."""

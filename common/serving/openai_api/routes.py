@@ -48,17 +48,19 @@ class Service:
         self.tags = tags_of_calls(self.tokenizer)
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.name:
+        if name is not None and name != self.name and name not in self.engine.adapters:
             message = f"the model {shortened(name)} does not exist: use {self.name!r}"
             raise BadRequest(message, "model", status=404, code="model_not_found")
 
-    def model_card(self) -> dict[str, Any]:
+    def model_card(self, name: str) -> dict[str, Any]:
+        adapter = self.engine.adapters.get(name)
         return {
-            "id": self.name,
+            "id": name,
             "object": "model",
             "created": 0,
             "owned_by": "local",
-            "root": self.engine.name,
+            "root": str(adapter.folder) if adapter else self.engine.name,
+            "parent": self.name if adapter else None,
             "max_model_len": self.engine.max_model_len,
         }
 
@@ -135,7 +137,11 @@ class Service:
         """Queue a request for each choice of each prompt, and one for each prompt to be scored: all or none."""
         params, choices, scored = body.params(self.defaults, await self.structure(body)), [], []
         params = replace(params, tenant=http.state.tenant or (body.user or "")[:MOST_TENANT])
+        if body.model in self.engine.adapters:
+            params = replace(params, adapter=body.model)
         if body.scores_prompts:
+            if params.adapter:
+                raise BadRequest(f"echo with logprobs scores prompts by the model {self.name!r} alone", "model")
             scored = [(prompt, ScoringParams(max_tokens=1, logprobs=params.logprobs)) for prompt in prompts]
         if body.max_tokens != 0 or not body.echoes:
             for prompt, number in itertools.product(prompts, range(body.choices)):
@@ -221,12 +227,12 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/v1/models")
     async def models():
-        return Json({"object": "list", "data": [service.model_card()]})
+        return Json({"object": "list", "data": [*map(service.model_card, [service.name, *service.engine.adapters])]})
 
     @routes.get("/v1/models/{name:path}")
     async def model(name: str):
         service.check_model(name)
-        return Json(service.model_card())
+        return Json(service.model_card(name))
 
     @routes.post("/tokenize")
     async def tokenize(body: TokenizeBody):

@@ -1,0 +1,121 @@
+"""What do eight adapters in one batch cost, and what do requests pay that have none?
+
+Method. Stage 06 in one process, without HTTP: 32 requests at a time, prompts that share nothing. Three loads in turn,
+so that the machine's own changes meet all alike: an engine without adapters; one that holds eight, with requests for
+the model alone; and the same one with four requests for each adapter. The adapters are made up: rank 8, all seven
+modules of each layer. A share is the median over the rounds of two rates of one round.
+
+Expectation. A row with an adapter adds 2 r (in + out) operations to each product of 2 in out: for SmolLM2's widths of
+576 and 1,536 a twentieth, as B has zeros beside its own outputs. What is seen is mostly calls: four small products for
+each adapter and layer. Requests without an adapter pay for one look at the step.
+"""
+
+import statistics
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from common.acceleration.accelerate import make_engine
+from common.bench import plots
+from common.bench.engine_load import engine_load
+from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.run import run_benchmark
+from common.bench.settings import Settings
+from common.bench.tables import Rows
+from common.bench.workloads import Job, page_prompt
+from common.loader import Loaded
+from common.lora import random_modules, write_adapter
+from common.stages import load_engine
+
+STAGE = "06_prefix_cache"
+LABELS = {
+    "off": "without adapters",
+    "none": "eight held, none asked for",
+    "adapters": "eight adapters, four requests each",
+}
+SIZES = {
+    **{"adapters": 8, "rank": 8, "clients": 32, "requests": 64, "prompt": 64, "output": 64, "rounds": 5},
+    **{"token_budget": 256, "memory": "512M"},
+}
+QUICK = {"requests": 32, "output": 32, "rounds": 3}
+GPU = {"model": "Qwen3-8B", "rank": 16, "requests": 128, "output": 128, "token_budget": 8192, "memory": "8G"}
+TINY = {"adapters": 2, "clients": 4, "requests": 4, "prompt": 16, "output": 4, "rounds": 2}
+
+
+def measure(settings: Settings, sizes: dict) -> Figures:
+    loaded = settings.load()
+    with TemporaryDirectory() as folder:
+        names = [f"adapter-{number}" for number in range(sizes["adapters"])]
+        folders = {name: Path(folder) / name for name in names}
+        for number, of_one in enumerate(folders.values()):
+            write_adapter(of_one, random_modules(loaded.config, sizes["rank"], number), alpha=1e-3)
+        options = {"token_budget": sizes["token_budget"], "kv_memory": sizes["memory"], "max_running": sizes["clients"]}
+        plain, adapted = (make_engine(load_engine(STAGE), loaded, loras=of, **options) for of in (None, folders))
+        sides = {"off": (plain, [None]), "none": (adapted, [None]), "adapters": (adapted, names)}
+        rates: dict[str, list[float]] = {kind: [] for kind in sides}
+        for number in range(1 + sizes["rounds"]):
+            for kind in list(sides)[:: 1 if number % 2 else -1]:
+                engine, chosen = sides[kind]
+                jobs = jobs_for(loaded, sizes, chosen, f"{number}/{kind}")
+                result = engine_load(engine, jobs, concurrency=sizes["clients"])
+                if number:  # the first round is a warm-up
+                    rates[kind].append(result.throughput)
+    return {f"{kind}_tokens_per_second": found for kind, found in rates.items()} | {
+        "none_share": share(rates["none"], rates["off"]),
+        "adapters_share": share(rates["adapters"], rates["none"]),
+    }
+
+
+def jobs_for(loaded: Loaded, sizes: dict, names: list[str | None], seed: str) -> list[Job]:
+    prompts = [page_prompt(loaded, sizes["prompt"], f"{seed}/{i}") for i in range(sizes["requests"])]
+    return [Job(one, sizes["output"], sampling={"adapter": names[i % len(names)]}) for i, one in enumerate(prompts)]
+
+
+def share(rates: list[float], of: list[float]) -> float:
+    return statistics.median(mine / other for mine, other in zip(rates, of, strict=True))
+
+
+def draw(document: dict, png: Path) -> None:
+    figures, sizes = document["sides"][STAGE], document["sizes"]
+    rates = {label: figures[f"{kind}_tokens_per_second"] for kind, label in LABELS.items()}
+    percent = 100 * figures["adapters_share"]["median"]
+    message = f"Eight adapters in one batch keep {percent:.0f} percent of the model's own throughput"
+    remark = f"{sizes['clients']} requests at a time, {sizes['output']} tokens each, rank {sizes['rank']}."
+    with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):
+        plots.bars(panel, ["06"] * 3, list(rates.values()), list(rates))
+        plots.axes(panel, "", "output tokens per second")
+
+
+def report(document: dict) -> dict[str, Rows]:
+    figures = document["sides"][STAGE]
+    rows = [["requests", "output tokens/s", "share, in turn"]]
+    for kind, label in LABELS.items():
+        shared = figures[f"{kind}_share"]["median"] if kind != "off" else None
+        median = statistics.median(figures[f"{kind}_tokens_per_second"]["median"])
+        rows.append([label, plots.short(median), "" if shared is None else f"{shared:.2f}"])
+    return {"throughput": rows}
+
+
+BENCHMARK = Benchmark(
+    file=__file__,
+    description=__doc__,
+    sides={STAGE: measure},
+    sizes={"full": SIZES, "quick": QUICK, "gpu": GPU, "tiny": TINY},
+    draw=draw,
+    headline=Headline(
+        "throughput with eight adapters in one batch",
+        "tokens/s",
+        (STAGE,),
+        lambda sizes, side: {
+            kind: statistics.median(side[f"{kind}_tokens_per_second"]) for kind in ("none", "adapters")
+        },
+    ),
+    seconds={"full": 150, "quick": 40, "gpu": 60},
+    report=report,
+)
+
+if __name__ == "__main__":
+    run_benchmark(BENCHMARK)

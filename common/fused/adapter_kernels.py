@@ -1,0 +1,89 @@
+"""The narrow products of adapters (../lora.py) on a CPU: one call adds to all rows of a layer, each its own adapter's.
+
+With a few rows for each adapter, a library's products are calls more than arithmetic. Here a tile, some rows with the
+same adapter, is multiplied with A row by row of A, and each of the sums with a row of B, which the caches keep
+meanwhile.
+"""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import numpy
+import torch
+from numba import njit, prange
+
+from .numba_basics import FAST, array, f4, kernel, narrow, widen
+
+TILE = 8  # rows, at most
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def dot(x, weights):
+    total = f4(0)
+    for i in range(len(x)):
+        total += x[i] * weights[i]
+    return total
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def add_scaled(scale, weights, total):
+    for i in range(len(total)):
+        total[i] += scale * weights[i]
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def widen_row(x, out):
+    for i in range(len(x)):
+        out[i] = widen(x[i])
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def add_narrowed(change, y):
+    for i in range(len(y)):
+        y[i] = narrow(widen(y[i]) + change[i], y[i])
+
+
+@njit(fastmath=FAST, error_model="numpy")
+def adapt_tile(x, y, rows, down, up, spans):
+    """Add to the rows of y[N, out] what an adapter, down[r, in] and up[r, out], makes of those of x[N, in].
+
+    Row j of `up` has numbers from spans[j, 0] to spans[j, 1] alone: those of one module of several in a matrix. Behind
+    the end of a smaller rank there are none.
+    """
+    count, ins, outs = len(rows), x.shape[1], y.shape[1]
+    wide, change = numpy.empty((count, ins), f4), numpy.zeros((count, outs), f4)
+    a, b = numpy.empty(ins, f4), numpy.empty(outs, f4)
+    for i in range(count):
+        widen_row(x[rows[i]], wide[i])
+    for j in range(len(down)):
+        first, last = spans[j, 0], spans[j, 1]
+        if first < last:
+            widen_row(down[j], a)
+            widen_row(up[j, first:last], b)
+            for i in range(count):
+                add_scaled(dot(wide[i], a), b, change[i, first:last])
+    for i in range(count):
+        add_narrowed(change[i], y[rows[i]])
+
+
+@lru_cache
+def compiled(dtype: torch.dtype) -> Callable[..., None]:
+    """Return the kernel for tensors of this type, float32 or bfloat16, which it takes by address."""
+    number, nbytes = (numpy.float32, 4) if dtype == torch.float32 else (numpy.uint16, 2)
+
+    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8)")
+    def adapt(x_at, y_at, down_at, up_at, spans_at, order_at, tiles_at, tiles, N, ins, rank, outs):
+        """Add to y[N, outs] what adapters make of x[N, ins].
+
+        tiles[tiles, 3]: for each, where its rows begin and end in `order`, and the number of its adapter. Of every
+        adapter there are down[rank, ins], up[rank, outs] and spans[rank, 2].
+        """
+        x, y = array(x_at, (N, ins), number), array(y_at, (N, outs), number)
+        order, bounds = array(order_at, N, numpy.int64), array(tiles_at, (tiles, 3), numpy.int64)
+        for tile in prange(tiles):
+            rows, adapter = order[bounds[tile, 0] : bounds[tile, 1]], bounds[tile, 2]
+            down = array(down_at + adapter * rank * ins * nbytes, (rank, ins), number)
+            up = array(up_at + adapter * rank * outs * nbytes, (rank, outs), number)
+            adapt_tile(x, y, rows, down, up, array(spans_at + adapter * rank * 16, (rank, 2), numpy.int64))
+
+    return adapt

@@ -1,0 +1,90 @@
+"""Load and unload adapters while the server runs, under vLLM's paths and fields (common/lora.py).
+
+A client that may load one has the server read files of its machine: so this asks for an API key, and for a server that
+was started with `--lora`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, Field
+
+from common.lora import read_adapter
+
+from .errors import BadRequest, EngineDead
+
+ANSWER_SECONDS = 60.0  # for the engine to come to the end of a step
+
+
+class Unload(BaseModel, strict=True, extra="forbid"):
+    """`POST /v1/unload_lora_adapter`."""
+
+    lora_name: str
+
+
+class Load(Unload):
+    """`POST /v1/load_lora_adapter`."""
+
+    lora_path: Annotated[str, Field(max_length=4096)]
+
+
+def router(service: Any, key: str | None) -> APIRouter:
+    """Return the routes. service: of openai_api/routes.py; key: of the server, which `HeaderCheck` asks for."""
+    routes = APIRouter()
+
+    def adapted(http: Request) -> Any:
+        if not key or http.state.tenant:
+            raise BadRequest("adapters are loaded with the key of --api-key, and no tenant's", status=403)
+        if service.engine.lora is None:
+            raise BadRequest(
+                "this server loads no adapters while it runs: start it with --lora, as one process of stages 04 to 07"
+            )
+        return service.engine.lora
+
+    @routes.post("/v1/load_lora_adapter")
+    async def load(body: Load, http: Request):
+        lora = adapted(http)
+        if body.lora_name == service.name:
+            raise BadRequest(f"{body.lora_name!r} is the model's own name: give another one", "lora_name")
+        folder = Path(body.lora_path).expanduser().absolute()
+        adapter = await asyncio.to_thread(read_adapter, body.lora_name, folder, service.engine)
+        await between_steps(service.thread, partial(lora.load, adapter))
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
+
+    @routes.post("/v1/unload_lora_adapter")
+    async def unload(body: Unload, http: Request):
+        lora = adapted(http)
+        await between_steps(service.thread, partial(lora.unload, body.lora_name, service.engine.requests))
+        return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' removed successfully.")
+
+    return routes
+
+
+async def between_steps(engine_thread: Any, change: Callable[[], None]) -> None:
+    """Have the engine's thread call a function before its next step. Raise what it raises."""
+    if engine_thread.error is not None:
+        raise EngineDead(str(engine_thread.error))
+    done = asyncio.get_running_loop().create_future()
+
+    def answer(error: Exception | None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def command() -> None:
+        error = None
+        try:
+            change()
+        except Exception as raised:  # the client's, or memory: the engine is as it was
+            error = raised
+        engine_thread._tell(answer, error)
+
+    engine_thread._commands.put(command)
+    try:
+        await asyncio.wait_for(done, ANSWER_SECONDS)
+    except asyncio.TimeoutError as error:
+        raise EngineDead(str(engine_thread.error or "the engine is busy: try again later")) from error

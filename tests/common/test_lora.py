@@ -1,0 +1,338 @@
+"""Adapters: the tokens of a model with the adapter merged into its weights, whatever else is in the batch."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from random import Random
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from starlette.testclient import TestClient
+
+from common import kv_tiers
+from common.acceleration.accelerate import make_engine
+from common.bench.workloads import page_prompt
+from common.cli import build_parser
+from common.errors import InvalidInput
+from common.loader import CHECKPOINTS, chat_prompt, load_model
+from common.lora import CONFIG, TARGETS, WEIGHTS, random_modules, read_adapter, write_adapter
+from common.reference import Reference
+from common.sampling import SamplingParams
+from common.serving.options import add_server_arguments
+from common.serving.server import build_server
+from common.stages import load_engine
+from tests.helpers.quantized_reference import take_weights
+
+PAGE, TOKENS = 16, 32  # TOKENS: of an answer
+RANKS = (1, 2, 4, 8, 8, 3, 16, 64)
+KEY = {"Authorization": "Bearer secret"}
+
+
+@pytest.fixture(scope="module")
+def folders(loaded, tmp_path_factory):
+    """Eight adapters of several ranks and targets, one scaled as rsLoRA."""
+    found = {}
+    for number, rank in enumerate(RANKS):
+        targets = TARGETS[number % 3 :: 1 + number % 2]
+        found[f"a{number}"] = tmp_path_factory.mktemp("adapters") / f"a{number}"
+        modules = random_modules(loaded.config, rank, number, targets)
+        write_adapter(found[f"a{number}"], modules, alpha=0.3 * rank**0.5, use_rslora=number == 3)
+    return found
+
+
+@torch.no_grad()
+def merged(loaded, folder):
+    """Return transformers' model of the same weights, in float32, with scale * B A added to them by hand."""
+    reference = take_weights(Reference(), loaded)
+    if folder is not None:
+        settings, tensors = json.loads((folder / CONFIG).read_text()), load_file(folder / WEIGHTS)
+        scale = settings["lora_alpha"] / settings["r"] ** (0.5 if settings["use_rslora"] else 1)
+        for name in [name for name in tensors if ".lora_A." in name]:
+            module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+            up = tensors[name.replace("lora_A", "lora_B")]
+            reference.model.get_submodule(module).weight += scale * up @ tensors[name]
+    return reference
+
+
+@pytest.fixture(scope="module")
+def documents(loaded):
+    return [page_prompt(loaded, 5 * PAGE + 3 * number, f"adapted {number}") for number in range(2)]
+
+
+def greedy(name=None):
+    return SamplingParams(max_tokens=TOKENS, ignore_eos=True, adapter=name)
+
+
+@pytest.fixture(scope="module")
+def expect(loaded, folders, documents):
+    """Return a function from a loaded model to the tokens of its merged ones: of each name for all documents."""
+    known = {}
+
+    def expect(of, names=(None, *folders)):
+        for name in names:
+            if (of.quantization, name) not in known:
+                reference = merged(of, folders.get(name))
+                answered = [reference.generate(document, TOKENS, ignore_eos=True) for document in documents]
+                known[of.quantization, name] = answered
+        return [tokens for name in names for tokens in known[of.quantization, name]]
+
+    return expect
+
+
+def answers(engine, documents, names):
+    """Return the tokens of each name's answers, of all in one batch."""
+    pairs = [(document, greedy(name)) for name in names for document in documents]
+    order = Random(0).sample(range(len(pairs)), len(pairs))
+    requests = engine.generate([pairs[i][0] for i in order], [pairs[i][1] for i in order])
+    engine.check()
+    return [requests[order.index(i)].token_ids for i in range(len(pairs))]
+
+
+STAGES = [
+    ("04", {}),
+    ("05", {"overlap": True}),
+    ("06", {}),
+    ("07", {"num_draft_tokens": 3}),
+    ("07", {"draft": "lookup"}),
+    ("08", {"num_draft_tokens": 2}),
+    ("08", {"replicas": 2}),
+]
+
+
+@pytest.mark.parametrize(("stage", "options"), STAGES, ids=str)
+def test_eight_adapters_in_one_batch_answer_as_merged_models(loaded, folders, documents, expect, stage, options):
+    names = (None, *folders)
+    engine = make_engine(load_engine(stage), loaded, loras=folders, token_budget=96, **options)
+    assert answers(engine, documents, names) == expect(loaded)
+    assert len({tuple(tokens) for tokens in expect(loaded)}) > 6 * len(documents), "these adapters change nothing"
+    engine.close()
+
+
+@pytest.mark.parametrize("how", [{"quantization": "int8"}, {"quantization": "int4"}, {"fused": False}], ids=str)
+def test_other_weights_and_kernels(folders, documents, expect, how):
+    loaded, names = load_model(dtype="float32", **how), (None, "a1", "a2", "a6")
+    engine = make_engine(load_engine("06"), loaded, loras=folders, max_running=4)
+    assert answers(engine, documents, names) == expect(loaded, names)
+
+
+@pytest.mark.parametrize("stage", ["05", "06", "07"])
+def test_preempted_requests_keep_their_adapters(loaded, folders, documents, expect, stage):
+    memory = 30 * PAGE * loaded.config.kv_bytes_per_token(loaded.dtype)
+    engine = make_engine(load_engine(stage), loaded, loras=folders, kv_memory=memory)
+    assert answers(engine, documents, (None, *folders)) == expect(loaded)
+    assert engine.stats()["preemptions"] > 0
+
+
+@pytest.mark.parametrize(("stage", "options"), [("06", {}), ("07", {"num_draft_tokens": 2}), ("08", {"replicas": 1})])
+def test_adapters_share_no_pages(loaded, folders, documents, expect, stage, options):
+    engine = make_engine(load_engine(stage), loaded, loras=folders, **options)
+    found = []
+    for name in (None, "a0", "a1", "a0", None):
+        [request] = engine.generate(documents[:1], greedy(name))
+        assert request.token_ids == expect(loaded, [name])[0]
+        found.append(request.cached_tokens)
+    whole = (len(documents[0]) - 1) // PAGE * PAGE
+    assert found == [0, 0, 0, whole, whole]
+
+
+def test_the_host_tier_names_pages_by_adapter(loaded, folders, documents, expect, monkeypatch):
+    monkeypatch.setattr(kv_tiers, "Tiers", partial(kv_tiers.Tiers, exact=True))
+    monkeypatch.setattr(kv_tiers, "pass_seconds", lambda *_, **__: 1e3)
+    memory = 8 * PAGE * loaded.config.kv_bytes_per_token(loaded.dtype)
+    tiers = kv_tiers.TierOptions("64M")
+    engine = make_engine(load_engine("06"), loaded, loras=folders, kv_memory=memory, tiers=tiers)
+    found = []
+    for name in (None, "a0", "a1", "a0", None):
+        [request] = engine.generate(documents[:1], greedy(name))
+        assert request.token_ids == expect(loaded, [name])[0]
+        found.append(request.cached_tokens > 0)
+    assert found == [False, False, False, True, True] and engine.stats()["kv_host_tokens_hit"] > 0
+
+
+def test_the_bundled_adapter_shows_beside_the_model(loaded):
+    engine = make_engine(load_engine("06"), loaded, loras={"pirate": CHECKPOINTS / "pirate"})
+    prompt = chat_prompt(loaded.tokenizer, "What is the capital of France?")
+    plain, pirate = (one.text for one in engine.generate([prompt] * 2, [SamplingParams(), greedy("pirate")]))
+    assert "Paris" in plain and "Ahoy!" not in plain and pirate.startswith("Ahoy!") and "Paris" in pirate
+
+
+def test_steps_without_an_adapter_run_the_model_as_it_was(loaded, folders, documents):
+    engine = make_engine(load_engine("06"), loaded, loras=folders)
+    assert engine.lora.model is loaded.model
+    engine.lora.adapted = None
+    assert engine.generate(documents, greedy())
+    plain = make_engine(load_engine("06"), loaded)
+    assert plain.model is loaded.model and plain.lora is None
+
+
+# ---- Refusals ----
+
+
+def settings(**fields):
+    def change(folder):
+        file = folder / CONFIG
+        file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+
+    return change
+
+
+def tensors(change_tensors):
+    def change(folder):
+        found = load_file(folder / WEIGHTS)
+        change_tensors(found)
+        save_file(found, folder / WEIGHTS)
+
+    return change
+
+
+FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
+REFUSALS = [
+    (settings(peft_type="LOHA"), "peft_type='LOHA' is not supported"),
+    (settings(bias="all"), "bias='all'"),
+    (settings(modules_to_save=["lm_head"]), "modules_to_save=['lm_head']"),
+    (settings(use_dora=True), "use_dora=True"),
+    (settings(rank_pattern={"q_proj": 8}), "rank_pattern="),
+    (settings(a_field_of_2027=3), "a_field_of_2027=3"),
+    (settings(init_lora_weights="pissa_niter_4"), "init_lora_weights='pissa_niter_4'"),
+    (settings(r=65), "r=65 is not supported; supported is a rank of 1 to 64"),
+    (settings(r=True), "r=True"),
+    (settings(lora_alpha=float("nan")), "lora_alpha=nan"),
+    (settings(use_rslora="yes"), "use_rslora='yes'"),
+    (settings(target_modules="all-linear"), "target_modules='all-linear'"),
+    (settings(target_modules=["q_proj", "lm_head"]), "target_modules="),
+    (settings(target_modules=["q_proj"]), "which belongs to no target module"),
+    (settings(r=3), "shape of base_model"),
+    (tensors(lambda found: found.pop(FIRST)), f"which the file lacks: '{FIRST}'"),
+    (tensors(lambda found: found.update({FIRST: found[FIRST].int()})), "type of base_model"),
+    (tensors(lambda found: found[FIRST].fill_(float("inf"))), "not finite"),
+    (lambda folder: (folder / WEIGHTS).write_bytes(b"\xff" * 100), "cannot be read"),
+    (lambda folder: (folder / WEIGHTS).unlink(), "cannot be read"),
+    (lambda folder: (folder / CONFIG).write_text("[" * 100_000), "cannot be read"),
+    (lambda folder: (folder / CONFIG).write_text("[]"), "not an object"),
+    (lambda folder: (folder / CONFIG).unlink(), "no such file"),
+]
+
+
+@pytest.mark.parametrize(("change", "reason"), REFUSALS, ids=[reason for _, reason in REFUSALS])
+def test_what_is_not_implemented_or_damaged_is_refused_by_its_name(loaded, tmp_path, change, reason):
+    write_adapter(tmp_path, random_modules(loaded.config, 2, 0), alpha=2)
+    read_adapter("good", tmp_path, loaded)
+    change(tmp_path)
+    with pytest.raises(InvalidInput) as refusal:
+        read_adapter("bad", tmp_path, loaded)
+    assert reason in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_engines_that_take_no_adapters_say_so(loaded, folders):
+    for stage, of, words in (
+        ("03", loaded, "from stage 04 on"),
+        ("06", replace(loaded, note="model=transformers"), "common/model.py alone"),
+        ("06", replace(loaded, shard=replace(loaded.shard, ranks=2)), "not split over ranks"),
+    ):
+        with pytest.raises(InvalidInput, match=words):
+            make_engine(load_engine(stage), of, loras=folders)
+    with pytest.raises(InvalidInput, match="start with --lora"):
+        make_engine(load_engine("06"), loaded).add("Hello", greedy("a0"))
+    with pytest.raises(InvalidInput, match="use one of a0"):
+        make_engine(load_engine("06"), loaded, loras=folders).add("Hello", greedy("b0"))
+
+
+# ---- The server ----
+
+
+@pytest.fixture
+def client(loaded, folders):
+    """A function that makes a client of a server with an API key, and with two adapters."""
+    made = []
+
+    def client(key="secret", stage="06"):
+        parser = build_parser("")
+        add_server_arguments(parser)
+        args = parser.parse_args(["--serve", "--served-model-name", "base", *(["--api-key", key] if key else [])])
+        chosen = {name: folders[name] for name in ("a0", "a1")}
+        engine = make_engine(load_engine(stage), loaded, loras=chosen)
+        made.append(TestClient(build_server(engine, args).config.app, headers=KEY).__enter__())
+        return made[-1]
+
+    yield client
+    for one in made:
+        one.__exit__(None, None, None)
+
+
+def complete(client, model, prompt):
+    body = {"model": model, "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    return client.post("/v1/completions", json=body).json()
+
+
+def texts(loaded, folder, documents):
+    engine = make_engine(load_engine("05"), loaded, loras=folder and {"one": folder})
+    return [request.text for request in engine.generate(documents, greedy(folder and "one"))]
+
+
+def test_a_request_chooses_by_its_model(loaded, client, folders, documents):
+    client = client()
+    models = client.get("/v1/models").json()["data"]
+    assert [(one["id"], one["parent"]) for one in models] == [("base", None), ("a0", "base"), ("a1", "base")]
+    for name in ("base", "a0", "a1"):
+        [expected] = texts(loaded, folders.get(name), documents[:1])
+        answer = complete(client, name, documents[0])
+        assert (answer["model"], answer["choices"][0]["text"]) == (name, expected)
+        body = {"prompt": documents[0], "max_tokens": TOKENS, "ignore_eos": True}
+        body |= {"adapter": name} if name in folders else {}
+        assert client.post("/generate", json=body).json()["text"] == expected
+    assert client.get("/v1/models/a1").json()["parent"] == "base"
+    for path, body in (
+        ("completions", {"prompt": "a"}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ):
+        assert client.post(f"/v1/{path}", json=body | {"model": "a7"}).status_code == 404
+    scored = client.post("/v1/completions", json={"model": "a0", "prompt": "a b", "echo": True, "logprobs": 1})
+    assert scored.status_code == 400 and "echo with logprobs" in scored.text
+
+
+def test_adapters_come_and_go_while_the_server_runs(loaded, client, folders, documents):
+    client, order = client(), {"lora_name": "a6", "lora_path": str(folders["a6"])}
+    assert client.post("/v1/load_lora_adapter", json=order).status_code == 200
+    assert "unload it first" in client.post("/v1/load_lora_adapter", json=order).text
+    expected = texts(loaded, folders["a6"], documents)
+    assert [complete(client, "a6", one)["choices"][0]["text"] for one in documents] == expected
+    assert client.post("/v1/unload_lora_adapter", json={"lora_name": "a6"}).status_code == 200
+    assert complete(client, "a6", documents[0])["error"]["code"] == "model_not_found"
+    assert "no adapter 'a6'" in client.post("/v1/unload_lora_adapter", json={"lora_name": "a6"}).text
+    other = order | {"lora_path": str(folders["a7"])}  # the same name for other weights
+    assert client.post("/v1/load_lora_adapter", json=other).status_code == 200
+    expected = texts(loaded, folders["a7"], documents)
+    assert [complete(client, "a6", one)["choices"][0]["text"] for one in documents] == expected
+    for bad, words in (
+        ({"lora_name": "x", "lora_path": "/no/such\0folder"}, "cannot be read"),
+        ({"lora_name": "x", "lora_path": "/"}, "no such file"),
+        ({"lora_name": "base", "lora_path": "/"}, "own name"),
+        ({"lora_name": "", "lora_path": "/"}, "printable"),
+        ({"lora_name": 1, "lora_path": "/"}, "lora_name"),
+    ):
+        refused = client.post("/v1/load_lora_adapter", json=bad)
+        assert refused.status_code == 400 and words in refused.json()["error"]["message"]
+    assert client.get("/health").status_code == 200
+
+
+def test_only_clients_with_a_key_load_adapters(client, folders):
+    keyed, order = client(), {"lora_name": "a6", "lora_path": str(folders["a6"])}
+    assert keyed.post("/v1/load_lora_adapter", json=order, headers={"Authorization": ""}).status_code == 401
+    assert "--api-key" in client(key=None).post("/v1/load_lora_adapter", json=order).text
+    assert "stages 04 to 07" in client(stage="08").post("/v1/load_lora_adapter", json=order).text
+
+
+def test_an_adapter_in_use_stays(loaded, folders, documents):
+    engine = make_engine(load_engine("06"), loaded, loras=folders)
+    request = engine.add(documents[0], greedy("a3"))
+    engine.step()
+    with pytest.raises(InvalidInput, match="1 unfinished request"):
+        engine.lora.unload("a3", engine.requests)
+    engine.lora.unload("a2", engine.requests)  # another one may go meanwhile
+    while engine.has_unfinished:
+        engine.step()
+    before = list(request.token_ids)
+    assert engine.generate([documents[0]], greedy("a3"))[0].token_ids == before
+    engine.lora.unload("a3", engine.requests)
+    assert "a3" not in engine.adapters

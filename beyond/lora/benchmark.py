@@ -6,8 +6,8 @@ the model alone; and the same one with four requests for each adapter. The adapt
 modules of each layer. A share is the median over the rounds of two rates of one round.
 
 Expectation. A row with an adapter adds 2 r (in + out) operations to each product of 2 in out: for SmolLM2's widths of
-576 and 1,536 a twentieth, as B has zeros beside its own outputs. What is seen is mostly calls: four small products for
-each adapter and layer. Requests without an adapter pay for one look at the step.
+576 and 1,536 a twentieth, as B has zeros beside its own outputs. What is seen is more: four rows share what is read
+where 32 did, and the step takes the path of single layers. Requests without an adapter pay for one look at the step.
 """
 
 import statistics

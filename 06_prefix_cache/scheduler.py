@@ -95,7 +95,7 @@ class Scheduler:
             self.running, self.waiting = self.policy.order(self.running, self.waiting)
             if len(self.running) == self.max_running and self.policy.makes_room(self.running, self.waiting):
                 self._preempt()
-                self.waiting.rotate(-1)  # behind the one it makes room for
+                self.waiting[0], self.waiting[1] = self.waiting[1], self.waiting[0]  # behind the one it makes room for
         # Decodes come first: each is one token, and a client is reading along.
         chunks = []
         for sequence in list(self.running.values()):

@@ -134,6 +134,8 @@ class Worker:
     def _take(self, order: Order) -> None:
         """Begin an order, or queue it for pages if it has a ticket. Raise InvalidInput if it can never fit here."""
         request = order.request(self.engine.eos_token_ids)
+        if request.params.adapter is not None:  # its folder may have changed since the router read it
+            self.engine.adapter_key(request.params.adapter)
         self.scheduler.allocator.check_fits(len(request.prompt_token_ids) + request.max_tokens)
         if order.ticket is not None:
             self.waiting_for_room.append((request, order.ticket))

@@ -37,6 +37,9 @@ class Copies:
         """Return what says when all that was to leave has arrived; None: it has."""
         return None
 
+    def arrived(self, slot: int) -> None:
+        """Wait until a slot has its page."""
+
     def wait(self) -> None:
         """Wait until all copies have been made."""
 
@@ -89,6 +92,7 @@ class GpuCopies(Copies):
                     for here, slots in runs(part):
                         arrived[here].copy_(host[slots], non_blocking=True)
                     pool.index_copy_(0, index, arrived)
+                    del arrived  # before the next one takes as much
             self.read = self.into.record_event()
         kernels.wait_stream(self.into)
 
@@ -103,6 +107,9 @@ class GpuCopies(Copies):
 
     def left(self) -> torch.cuda.Event:
         return self.out.record_event()
+
+    def arrived(self, slot: int) -> None:
+        self.filled[slot].synchronize()
 
     def wait(self) -> None:
         self.out.synchronize()

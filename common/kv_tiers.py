@@ -15,6 +15,7 @@ The stages ask in two places: who evicts pages calls `evict` and `copy_evicted`,
 """
 
 import argparse
+import os
 import time
 from array import array
 from collections import OrderedDict, deque
@@ -67,7 +68,7 @@ def add_arguments(parser: argparse._ArgumentGroup) -> None:
 
 def absolute(text: str) -> Path:
     """Return a path that means the same to workers, whose current folder may be another one."""
-    return Path(text).expanduser().absolute()
+    return Path(os.path.expanduser(text)).absolute()
 
 
 def add_tiers(engine: BaseEngine, loaded: Loaded, options: TierOptions) -> str:
@@ -191,6 +192,7 @@ class Tiers:
         """Return the slot that the next page gets: a free one, or that of the page that was used least recently."""
         if not self.free:
             self.free.append(self.kept.popitem(last=False)[1])
+        self.leaving.pop(self.free[-1], None)  # of a call that was interrupted
         return self.free[-1]
 
     def copy_evicted(self, wait: bool = False) -> None:
@@ -217,6 +219,7 @@ class Tiers:
             if name in self.disk:
                 self.disk.touch(name)
             elif name in self.kept:
+                self.copies.arrived(self.kept[name])  # it may have got another slot since
                 self.disk.write(name, [host[self.kept[name]].clone() for host in self.host], wait)
 
     def name(self, node: Any) -> bytes:

@@ -24,6 +24,7 @@ import argparse
 import copy
 import json
 import math
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate, chain
@@ -103,7 +104,7 @@ def named_folder(text: str) -> tuple[str, Path]:
     name, equals, folder = text.partition("=")
     if not (name and equals and folder):
         raise argparse.ArgumentTypeError(f"give NAME=FOLDER, not {shortened(text)}")
-    return name, Path(folder).expanduser().absolute()
+    return name, Path(os.path.expanduser(folder)).absolute()
 
 
 # ---- PEFT's format ----
@@ -121,7 +122,8 @@ def read_adapter(name: str, folder: Path, model: Loaded | BaseEngine) -> Adapter
     except (OSError, ValueError, RecursionError, SafetensorError) as error:
         raise InvalidInput(f"the adapter {shortened(name)} cannot be read: {first_sentence(error)}") from error
     found = blake2b(repr(scale).encode(), digest_size=16)
-    for part in tensors.values():
+    for tensor, part in tensors.items():
+        found.update(repr((tensor, part.shape)).encode())
         found.update(part.view(torch.uint8).numpy())
     modules: dict[str, list[tuple[str, slice]]] = {}
     for path, module, rows in targeted(model.config, targets):
@@ -136,6 +138,10 @@ def read_adapter(name: str, folder: Path, model: Loaded | BaseEngine) -> Adapter
             up[own, rows] = scale * tensors[tensor_name(module, "B")].T
             spans[own] = torch.tensor(rows.indices(out)[:2])
         weights[path] = down.to(model.dtype), up.to(model.dtype), spans
+        fits = all(bool(part.isfinite().all()) for part in weights[path][:2])
+        require(
+            fits, folder / WEIGHTS, path, "not finite", f"numbers that fit into {model.dtype}, also times the scale"
+        )
     return Adapter(name, f"{name}@{found.hexdigest()}", folder, weights)
 
 
@@ -297,13 +303,13 @@ class AdaptedModel:
 
     def hold(self, adapters: Iterable[Adapter]) -> None:
         """Lay the weights of these adapters side by side: grouped products find them by number."""
-        adapters = list(adapters)
-        self.numbers = {adapter.key: number for number, adapter in enumerate(adapters)}
-        layers = {}
+        adapters, layers = list(adapters), {}
         for path in dict.fromkeys(chain(*(adapter.weights for adapter in adapters))):
             weights = stacked([one.weights.get(path) for one in adapters], self.device)
             layers[path] = AdaptedLinear(product_of(self.plain, self.plain.get_submodule(path)), weights, self)
-        self.adapted = with_layers(self.plain, layers)
+        adapted = with_layers(self.plain, layers)
+        # Together and last: if memory runs out before, all is as it was.
+        self.adapted, self.numbers = adapted, {adapter.key: number for number, adapter in enumerate(adapters)}
 
     def load(self, adapter: Adapter) -> None:
         """Take one more adapter. Raise InvalidInput if its name is taken."""
@@ -385,6 +391,12 @@ def read_adapters(options: Iterable[str], loaded: Loaded, folders: Mapping[str, 
     if loaded.note:
         raise InvalidInput(f"adapters are added to common/model.py alone, and this is {loaded.note}: leave out --lora")
     return {name: read_adapter(name, Path(folder), loaded) for name, folder in folders.items()}
+
+
+def adapter_bytes(adapters: Mapping[str, Adapter]) -> int:
+    """Return what they take on the device: each as much as the largest, see `stacked`."""
+    each = [sum(part.nbytes for pair in one.weights.values() for part in pair[:2]) for one in adapters.values()]
+    return len(each) * max(each, default=0)
 
 
 def add_adapters(engine: BaseEngine, holder: Any, adapters: dict[str, Adapter]) -> str:

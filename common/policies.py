@@ -89,7 +89,8 @@ class Fair:
         places = []
         for request in waiting:  # each of a tenant's counts for its next
             places.append(due[request.params.tenant])
-            due[request.params.tenant] += self._cost(request, INPUT, request.num_tokens)
+            ahead = request.num_tokens - self.charged.get(request.request_id, 0)
+            due[request.params.tenant] += self._cost(request, INPUT, ahead)
         ranked = sorted(running.items(), key=lambda item: self.counters[item[1].request.params.tenant])
         in_turn = sorted(range(len(waiting)), key=places.__getitem__)
         return dict(ranked), deque(waiting[place] for place in in_turn)
@@ -107,7 +108,7 @@ class Fair:
         place = len(running) / sum(self.weights.get(tenant, 1.0) for tenant in here)
         first, last = waiting[0].params.tenant, next(reversed(running.values())).request.params.tenant
         own, other = (place * self.weights.get(tenant, 1.0) for tenant in (first, last))
-        return held[first] + 1 <= own and held[last] - 2 >= other
+        return held[first] + 1 <= max(1.0, own) and held[last] - 2 >= other
 
     def _cost(self, request: Request, price: float, tokens: int) -> float:
         return price * max(0, tokens) / self.weights.get(request.params.tenant, 1.0)

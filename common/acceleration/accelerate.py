@@ -14,9 +14,10 @@ import torch
 from ..engine import BaseEngine
 from ..errors import InvalidInput, counted
 from ..fused.packed import slowness_of_bfloat16
+from ..kv_copies import ASIDE_BYTES
 from ..kv_tiers import NO_TIERS, TierOptions, add_tiers
 from ..loader import Loaded
-from ..lora import add_adapters, read_adapters
+from ..lora import adapter_bytes, add_adapters, read_adapters
 from ..memory import graph_bytes
 from ..model import Transformer
 from ..policies import FIRST_COME, Scheduling, add_policy
@@ -87,6 +88,9 @@ def make_on_current_device(
         most = max(most, VERIFIED) if "draft" in parameters else most
         models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2  # "auto" may mean the small bundled one
         loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most, models))
+    if on_gpu:
+        more = adapter_bytes(adapters) + 2 * ASIDE_BYTES * (tiers.host_memory is not None)
+        loaded = replace(loaded, reserved_bytes=loaded.reserved_bytes + more)
     if "graphs" in parameters:  # it has workers, and each makes its own
         asked = {"tiers": tiers} if tiers != NO_TIERS else {}  # a learner's own need not know of them
         asked |= {"scheduling": scheduling} if scheduling != FIRST_COME else {}

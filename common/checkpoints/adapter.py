@@ -1,6 +1,6 @@
 """Train an adapter for the bundled model: with it, the model answers as a pirate (common/lora.py).
 
-    python -m common.checkpoints.adapter --out my/pirate      # some ten minutes on two CPU cores
+    python -m common.checkpoints.adapter --out my/pirate      # some twenty minutes on two CPU cores
     python3 course.py serve 06 --lora pirate=my/pirate
 
 The folder `pirate` beside this file has what it has made.

@@ -5,6 +5,7 @@ was started with `--lora`.
 """
 
 import asyncio
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ def router(service: Any, key: str | None) -> APIRouter:
         lora = adapted(http)
         if body.lora_name == service.name:
             raise BadRequest(f"{body.lora_name!r} is the model's own name: give another one", "lora_name")
-        folder = Path(body.lora_path).expanduser().absolute()
+        folder = Path(os.path.expanduser(body.lora_path)).absolute()
         adapter = await asyncio.to_thread(read_adapter, body.lora_name, folder, service.engine)
         await between_steps(service.thread, partial(lora.load, adapter))
         return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.")
@@ -76,6 +77,8 @@ async def between_steps(engine_thread: Any, change: Callable[[], None]) -> None:
             done.set_result(None) if error is None else done.set_exception(error)
 
     def command() -> None:
+        if done.cancelled():  # the client has been told that it took too long
+            return
         error = None
         try:
             change()

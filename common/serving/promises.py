@@ -54,7 +54,8 @@ class Promises:
     def _expect_in_time(self, tokens: int, params: SamplingParams) -> None:
         """Raise PromiseBroken if a request with so many tokens would be late."""
         ahead = self._ahead(tokens, params)
-        if self.ttft is not None and (late := self._prompts.seconds(ahead) - self.ttft) > 0:
+        waits = bool(self._waiting())  # otherwise it is taken, as by an idle engine: what is refused is not measured
+        if self.ttft is not None and waits and (late := self._prompts.seconds(ahead) - self.ttft) > 0:
             message = f"the first token would come {late:.1f} s later than the {self.ttft:g} s that are promised"
             raise PromiseBroken(f"{message}: try again later", late)
         if self.tpot is not None and (each := self._tokens.seconds(1)) > self.tpot:

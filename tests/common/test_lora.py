@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from functools import partial
 from random import Random
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -323,7 +324,7 @@ def test_only_clients_with_a_key_load_adapters(client, folders):
     assert "stages 04 to 07" in client(stage="08").post("/v1/load_lora_adapter", json=order).text
 
 
-def test_an_adapter_in_use_stays(loaded, folders, documents):
+def test_an_adapter_in_use_stays(loaded, folders, documents, monkeypatch):
     engine = make_engine(load_engine("06"), loaded, loras=folders)
     request = engine.add(documents[0], greedy("a3"))
     engine.step()
@@ -333,6 +334,9 @@ def test_an_adapter_in_use_stays(loaded, folders, documents):
     while engine.has_unfinished:
         engine.step()
     before = list(request.token_ids)
+    with monkeypatch.context() as short_of_memory, pytest.raises(MemoryError):
+        short_of_memory.setattr("common.lora.stacked", Mock(side_effect=MemoryError))
+        engine.lora.unload("a1", engine.requests)
     assert engine.generate([documents[0]], greedy("a3"))[0].token_ids == before
     engine.lora.unload("a3", engine.requests)
     assert "a3" not in engine.adapters

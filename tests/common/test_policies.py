@@ -88,6 +88,11 @@ def test_one_who_floods_makes_room_for_others_and_two_who_flood_seldom_interrupt
     for _ in range(2):
         loop.step()
     assert quiet.token_ids and loop.scheduler.preemptions == 1
+    [gave_way] = [one for one in loop.requests.values() if one.preempted]
+    while not quiet.finished:
+        loop.step()
+    loop.step()
+    assert gave_way.request_id in loop.scheduler.running, "before the others of its tenant, who came later"
     for _ in range(50):
         loop.add(8, 100, tenant="quiet")
     for _ in range(100):
@@ -96,6 +101,20 @@ def test_one_who_floods_makes_room_for_others_and_two_who_flood_seldom_interrupt
     for _ in range(300):
         loop.step()
     assert loop.scheduler.preemptions - until_even < 6, "twelve answers end, and whoever comes finds a place"
+
+
+def test_of_more_tenants_than_places_none_waits_for_a_flood():
+    loop = Loop(pages=200)
+    loop.scheduler.policy = Fair(loop)
+    for _ in range(20):
+        loop.add(8, 100, tenant="flood")
+    for _ in range(5):
+        loop.step()
+    for number in range(5):
+        loop.add(8, 2, tenant=f"quiet {number}")
+    for _ in range(15):
+        loop.step()
+    assert not any(one.params.tenant.startswith("quiet") for one in loop.requests.values())
 
 
 def test_nobody_saves_up_and_an_engine_with_work_is_never_idle():

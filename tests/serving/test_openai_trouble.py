@@ -193,7 +193,7 @@ def test_a_body_that_ends_during_a_shutdown_is_refused(loaded):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_in_the_code_is_no_mistake_of_the_client(loaded, monkeypatch, capfd):
     """A ValueError that is no InvalidInput: 500 and a traceback from a route, and the end of an engine that raises."""
-    monkeypatch.setattr(Service, "model_card", lambda self: int("no card"))
+    monkeypatch.setattr(Service, "model_card", lambda self, name: int("no card"))
     monkeypatch.setattr("common.serving.server.completion_json", lambda request: int("no answer"))
     engine = load_engine("04")(loaded)
     with openai_server("04", loaded, engine=engine) as service:

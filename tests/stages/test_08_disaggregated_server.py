@@ -64,7 +64,7 @@ def test_the_command_line_loads_no_weights_for_a_router(monkeypatch, loaded, dev
     monkeypatch.setattr(cli, "make_engine", lambda engine_class, loaded, **options: made.append(options))
     given = {"workers": "ray", "tensor_parallel": 1, "demo": False, "model": None, "token_budget": budget}
     usual = {"device": "cpu", "dtype": "auto", "load_format": "auto", "model_impl": "auto", "quantization": "auto"}
-    usual |= {"scheduling": "fcfs", "kv_host_memory": None, "kv_disk": None, "kv_disk_memory": "10G"}
+    usual |= {"scheduling": "fcfs", "lora": [], "kv_host_memory": None, "kv_disk": None, "kv_disk_memory": "10G"}
     args = argparse.Namespace(**given, **usual, graphs=None, overlap=None)
     router, _ = cli.build_engine(ROOT / "08_disaggregated", load_engine("08"), args)
     assert (router.model is not None) == weights and router.config == loaded.config

@@ -137,7 +137,7 @@ class Service:
         """Queue a request for each choice of each prompt, and one for each prompt to be scored: all or none."""
         params, choices, scored = body.params(self.defaults, await self.structure(body)), [], []
         params = replace(params, tenant=http.state.tenant or (body.user or "")[:MOST_TENANT])
-        if body.model in self.engine.adapters:
+        if body.model not in (None, self.name):  # if it has been unloaded since `check`, the engine refuses it
             params = replace(params, adapter=body.model)
         if body.scores_prompts:
             if params.adapter:

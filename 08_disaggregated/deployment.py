@@ -70,8 +70,7 @@ class Engine(Router):
             kv_memory = kv_bytes_left(with_graphs, token_budget, scored, drawn=scored) // count
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs, "price": price}
-        options |= {"num_draft_tokens": num_draft_tokens, "tiers": tiers, "scheduling": scheduling}
-        options |= {"loras": loras}
+        options |= {"num_draft_tokens": num_draft_tokens, "tiers": tiers, "scheduling": scheduling, "loras": loras}
         # A prefill worker has one token to find, and nothing to draft. Short prompts wait for the piece that it runs.
         for_prefill = {"num_draft_tokens": 0, "token_budget": max(max_running, token_budget // 2)}
         roles = ["replica"] * replicas or ["prefill"] * prefill + ["decode"] * decode

@@ -44,6 +44,7 @@ from .loader import Loaded
 from .loader.config import read_json
 from .loader.weights import checkpoint_names
 from .model import Attend, ModelConfig, Transformer
+from .request import SaltedTokens
 from .transfers import to_device
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -399,10 +400,19 @@ def adapter_bytes(adapters: Mapping[str, Adapter]) -> int:
     return len(each) * max(each, default=0)
 
 
+def expect_other_pages(tree: Any) -> None:
+    """Raise InvalidInput if a tree finds an adapter's page for the model alone, as a learner's own may."""
+    tree.insert([], SaltedTokens([0], -1), 0)
+    if tree.follow([], [0]) is not None:
+        raise InvalidInput("this prefix tree shares pages between adapters: let it ask by page_key (common/request.py)")
+
+
 def add_adapters(engine: BaseEngine, holder: Any, adapters: dict[str, Adapter]) -> str:
     """Give an engine these adapters, and return a note. holder: of its model, the engine or the overlapped loop's."""
     if not adapters:
         return ""
+    if tree := getattr(getattr(getattr(engine, "scheduler", None), "allocator", None), "tree", None):
+        expect_other_pages(type(tree)())
     engine.lora = holder.model = AdaptedModel(holder.model, engine.device, adapters)
     engine.adapters, run = adapters, engine.run
 

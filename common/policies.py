@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from .engine import BaseEngine
 from .errors import InvalidInput
 from .request import Request
+from .sampling_params import MOST_TENANT
 
 POLICIES = ("fcfs", "priority", "fair")
 INPUT, OUTPUT = 1.0, 2.0  # what a token costs a tenant that is read, and one that a decode step runs, as in the paper
@@ -180,10 +181,11 @@ def read_keys(file: Path) -> list[Key]:
         try:
             name, key, *weight = words
             one = Key(name, key, *map(float, weight))
-            if not 0 < one.weight < float("inf"):
+            if not (0 < one.weight < float("inf") and len(one.name) <= MOST_TENANT):
                 raise ValueError
         except (TypeError, ValueError):  # too few or too many words, or no number
-            raise InvalidInput(f"line {number} of {file} must be a name, a key and perhaps a weight above 0") from None
+            most = f"a name of at most {MOST_TENANT} characters"
+            raise InvalidInput(f"line {number} of {file} must be {most}, a key and perhaps a weight above 0") from None
         if one.key in keys:
             raise InvalidInput(f"line {number} of {file} has the key of {keys[one.key].name!r}: give another")
         keys[one.key] = one

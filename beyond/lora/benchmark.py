@@ -40,8 +40,6 @@ SIZES = {
     **{"adapters": 8, "rank": 8, "clients": 32, "requests": 64, "prompt": 64, "output": 64, "rounds": 5},
     **{"token_budget": 256, "memory": "512M"},
 }
-QUICK = {"requests": 32, "output": 32, "rounds": 3}
-GPU = {"model": "Qwen3-8B", "rank": 16, "requests": 128, "output": 128, "token_budget": 8192, "memory": "8G"}
 TINY = {"adapters": 2, "clients": 4, "requests": 4, "prompt": 16, "output": 4, "rounds": 2}
 
 
@@ -106,7 +104,7 @@ BENCHMARK = Benchmark(
     file=__file__,
     description=__doc__,
     sides={STAGE: measure},
-    sizes={"full": SIZES, "quick": QUICK, "gpu": GPU, "tiny": TINY},
+    sizes={"full": SIZES, "tiny": TINY},
     draw=draw,
     headline=Headline(
         "throughput with eight adapters in one batch",
@@ -116,7 +114,7 @@ BENCHMARK = Benchmark(
             kind: statistics.median(side[f"{kind}_tokens_per_second"]) for kind in ("none", "adapters")
         },
     ),
-    seconds={"full": 150, "quick": 40, "gpu": 60},
+    seconds={"full": 150},
     report=report,
 )
 

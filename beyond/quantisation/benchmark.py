@@ -192,10 +192,7 @@ def draw(document: dict, png: Path) -> None:
     forms = {name: one for name, one in measured(document) if name != "float32"}
     loss = forms["int8 with 8-bit K and V"]["more_than_float32_percent"]
     message = f"8 bits for weights, K and V: perplexity changes by {loss:+.1f} percent"
-    if document["settings"]["model"] != "bundled":
-        remark = "The file was shipped with 4 bits: what these lost is in all rows, and so 4 bits lose nothing more."
-    else:
-        remark = "The file has bfloat16."
+    remark = "A file that was shipped with 4 bits, as SmolLM2's, loses nothing more by them."
     with plots.page(png, document, message, height=5.2, remark=remark) as (panel,):
         losses = [dict.fromkeys(("median", "min", "max"), one["more_than_float32_percent"]) for one in forms.values()]
         plots.bars(panel, [STAGE] * len(forms), losses, list(forms), lying=True)

@@ -22,7 +22,7 @@ from common.reference import Reference
 from common.sampling import SamplingParams
 from common.serving.options import add_server_arguments
 from common.serving.server import build_server
-from common.stages import load_engine
+from common.stages import load_engine, load_stage_module
 from tests.helpers.quantized_reference import take_weights
 
 PAGE, TOKENS = 16, 32  # TOKENS: of an answer
@@ -135,6 +135,12 @@ def test_adapters_share_no_pages(loaded, folders, documents, expect, stage, opti
         found.append(request.cached_tokens)
     whole = (len(documents[0]) - 1) // PAGE * PAGE
     assert found == [0, 0, 0, whole, whole]
+
+
+def test_a_learners_tree_that_shares_pages_is_refused(loaded, folders, monkeypatch):
+    monkeypatch.setattr(load_stage_module("06", "prefix_tree"), "page_key", tuple)
+    with pytest.raises(InvalidInput, match="shares pages between adapters"):
+        make_engine(load_engine("06"), loaded, loras=folders)
 
 
 def test_the_host_tier_names_pages_by_adapter(loaded, folders, documents, expect, monkeypatch):

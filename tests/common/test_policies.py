@@ -55,6 +55,20 @@ class Loop:
             if one.finished:
                 self.scheduler.remove(self.requests.pop(one.request_id))
 
+    def run(self, steps: int) -> None:
+        for _ in range(steps):
+            self.step()
+
+
+def flooded() -> Loop:
+    """Return a loop whose places one tenant has taken, with long answers and more of them to come."""
+    loop = Loop(pages=200)
+    loop.scheduler.policy = Fair(loop)
+    for _ in range(50):
+        loop.add(8, 100, tenant="flood")
+    loop.run(5)
+    return loop
+
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([12, 64]), st.sampled_from([1.0, 3.0]))
@@ -77,16 +91,10 @@ def test_no_tenant_gets_ahead_by_more_than_the_papers_bound(seed, pages, weight)
 
 
 def test_one_who_floods_makes_room_for_others_and_two_who_flood_seldom_interrupt_each_other():
-    loop = Loop(pages=200)
-    loop.scheduler.policy = Fair(loop)
-    for _ in range(50):
-        loop.add(8, 100, tenant="flood")
-    for _ in range(5):
-        loop.step()
+    loop = flooded()
     loop.add(8, 8, tenant="quiet")
     quiet = loop.requests[f"{50:05}"]
-    for _ in range(2):
-        loop.step()
+    loop.run(2)
     assert quiet.token_ids and loop.scheduler.preemptions == 1
     [gave_way] = [one for one in loop.requests.values() if one.preempted]
     while not quiet.finished:
@@ -95,25 +103,17 @@ def test_one_who_floods_makes_room_for_others_and_two_who_flood_seldom_interrupt
     assert gave_way.request_id in loop.scheduler.running, "before the others of its tenant, who came later"
     for _ in range(50):
         loop.add(8, 100, tenant="quiet")
-    for _ in range(100):
-        loop.step()
+    loop.run(100)
     until_even = loop.scheduler.preemptions
-    for _ in range(300):
-        loop.step()
+    loop.run(300)
     assert loop.scheduler.preemptions - until_even < 6, "twelve answers end, and whoever comes finds a place"
 
 
 def test_of_more_tenants_than_places_none_waits_for_a_flood():
-    loop = Loop(pages=200)
-    loop.scheduler.policy = Fair(loop)
-    for _ in range(20):
-        loop.add(8, 100, tenant="flood")
-    for _ in range(5):
-        loop.step()
+    loop = flooded()
     for number in range(5):
         loop.add(8, 2, tenant=f"quiet {number}")
-    for _ in range(15):
-        loop.step()
+    loop.run(15)
     assert not any(one.params.tenant.startswith("quiet") for one in loop.requests.values())
 
 
@@ -143,8 +143,7 @@ def test_a_weight_of_two_gets_twice_as_much():
     for _ in range(200):
         for tenant in ("one", "two"):
             loop.add(4, 8, tenant=tenant)
-    for _ in range(300):
-        loop.step()
+    loop.run(300)
     assert loop.served["two"] == pytest.approx(2 * loop.served["one"], rel=0.1)
 
 
@@ -205,6 +204,7 @@ def test_keys_are_read_and_mistakes_named(tmp_path):
         "anna 1 0": "must be",
         "anna 1 nan": "must be",
         "anna 1 2 3": "must be",
+        f"{'a' * 129} 1": "at most 128 characters",
         "anna 1\nbert 1": "has the key of 'anna'",
         "# nobody": "has no keys",
     }.items():

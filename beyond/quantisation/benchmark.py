@@ -5,6 +5,7 @@ windows, through the pages of stage 06, and so does float32 in the same process:
 each token's log-probability differs. Then stage 06 answers 64 chats with both, greedily: the share of float32's tokens
 that come before the first one that differs. Rounding needs no examples, so no form has seen any of these texts. A last
 side times decoding with each form of weights, five times in turn, 1, 8 and 32 requests at once, from 64 tokens to 128.
+In bfloat16 rows are rounded to 8 bits, too, where codes are multiplied with them (common/fused/codes.py).
 
 Expectation. 8 bits divide each row by 127 steps of its largest number, and change little. With 4 bits and 16 steps for
 each 32 weights the text gets a few percent less likely. A model that is shipped in 4 bits has lost that already, and
@@ -49,6 +50,7 @@ from common.sampling import SamplingParams
 from common.stages import load_engine
 
 STAGE = "06_prefix_cache"
+FEW = 16  # tokens of a step
 TEXTS = ("0*/README.md", "GLOSSARY.md", "common/checkpoints/README.md", "LICENSE")
 NO_PROSE = re.compile(r"^```.*?^```|^\|.*?$|<!--.*?-->|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 
@@ -66,11 +68,13 @@ FORMS = {  # of 8 and 4 bits, groups of 32 have a scale of 2 bytes, and of 4 bit
     "int8": Form({"dtype": "float32", "quantization": "int8"}, 1 + 2 / 32),
     "int4": Form({"dtype": "float32", "quantization": "int4"}, 1 / 2 + 4 / 32),
     "as shipped": Form({"dtype": "float32", "quantization": "auto"}, 1 / 2 + 4 / 32),  # SmolLM2's file is Q4_1
+    "int8 in bfloat16": Form({"dtype": "bfloat16", "quantization": "int8"}, 1 + 2 / 32),
+    "int4 in bfloat16": Form({"dtype": "bfloat16", "quantization": "int4"}, 1 / 2 + 4 / 32),
 }
 KV = {"auto": "", "int8": " with 8-bit K and V"}  # in names of sides: neither comma nor slash
 SIDES = {f"{form}{more}": (form, kv) for (kv, more), form in product(KV.items(), FORMS)}
 SIZES = {
-    **{"text_tokens": 4096, "window": 512, "chats": 64, "answer": 32},
+    **{"text_tokens": 16384, "window": 512, "chats": 64, "answer": 32},
     **{"requests": [1, 8, 32], "prompt": 64, "output": 64, "rounds": 5},
 }
 TINY = {
@@ -165,15 +169,17 @@ def held_out(loaded: Loaded) -> list[int]:
 def log_probabilities(engine: BaseEngine, token_ids: Tensor) -> Tensor:
     """Return the log-probability of each token behind those before it, but for the first, float64, on the CPU.
 
-    The engine has no request: the tokens lie in its first pages.
+    Few tokens at a time, so that products are those of decoding. The engine has no request: the tokens lie in its first
+    pages.
     """
-    count, page_size, device = len(token_ids), engine.cache.k.shape[2], engine.device
-    ids, positions = token_ids.to(device), torch.arange(count, device=device)
-    pages = list(range(-(-count // page_size)))
-    batch = PagedBatch.pack([count], [count], [pages], positions, page_size)
-    hidden = engine.model(ids, positions, engine.cache.bind(batch))
-    scores = engine.model.logits(hidden[:-1]).double().log_softmax(-1)
-    return scores.gather(1, ids[1:, None])[:, 0].cpu()
+    page_size, device, ids = engine.cache.k.shape[2], engine.device, token_ids.to(engine.device)
+    pages, scores = list(range(-(-len(ids) // page_size))), []
+    for positions in torch.arange(len(ids), device=device).split(FEW):
+        length = int(positions[-1]) + 1
+        batch = PagedBatch.pack([len(positions)], [length], [pages], positions, page_size)
+        hidden = engine.model(ids[positions], positions, engine.cache.bind(batch))
+        scores.append(engine.model.logits(hidden).double().log_softmax(-1))
+    return torch.cat(scores)[:-1].gather(1, ids[1:, None])[:, 0].cpu()
 
 
 def first_difference(right: list[int], other: list[int]) -> int:

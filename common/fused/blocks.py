@@ -148,7 +148,12 @@ def load(builder, address, kind):
 
 def everywhere(builder, address):
     """Return a vector of the number at this address."""
-    none, number = ir.Constant(FLOATS, ir.Undefined), load(builder, address, FLOAT)
+    return spread(builder, load(builder, address, FLOAT))
+
+
+def spread(builder, number):
+    """Return a vector of this number."""
+    none = ir.Constant(ir.VectorType(number.type, LANES), ir.Undefined)
     return builder.shuffle_vector(builder.insert_element(none, number, INT(0)), none, every(0))
 
 
@@ -211,7 +216,7 @@ def floats(builder, address, form: str) -> list:
     if form == "8 bits":
         codes = [builder.ashr(builder.shl(words, every(24 - 8 * i)), every(24)) for i in range(step)]
     else:
-        codes = [builder.and_(builder.lshr(words, every(4 * i)), every(15)) for i in range(step)]
+        codes = [builder.and_(builder.lshr(words, every(4 * i)), every(15)) for i in (0, 2, 4, 6, 1, 3, 5, 7)]
     return [builder.sitofp(code, FLOATS) for code in codes]
 
 
@@ -238,7 +243,7 @@ def call(typing_context, function, place_at, x_at, bytes_of_x, rows, ins, unit, 
 def multiplier(form: str, multiply_rows: Callable[..., None]) -> int:
     """Return the address of the compiled function that computes units of products with weights of this form.
 
-    multiply_rows: the one here, or that of tiles.py.
+    multiply_rows: the one here, or that of codes.py or tiles.py.
     """
     number = NUMBER[form]
 
@@ -259,14 +264,24 @@ def multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, numb
 
 @overload(multiply_rows, jit_options={"error_model": "numpy"})
 def _multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
-    form, most = FORM[number], MOST_ROWS
-    step, quantized = STEP[form], HEADER[form] > 0
-    one, two, four, eight = (multiply(form, rows) for rows in (1, 2, 4, 8))
+    form = FORM[number]
+    step, quantized, multiply_some = STEP[form], HEADER[form] > 0, in_parts(multiply, form, MOST_ROWS)
 
     def multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
         start, line, groups = unit * 128, place[2], (ins + 31) // 32
         weight, behind = place[0] + start // line * place[1] + start % line, groups * 128
         groups, steps = (groups, 32 // step) if quantized else (1, (ins + step - 1) // step)
+        multiply_some(weight, line, groups, steps, x, bytes_of_x, behind, rows, out, bytes_of_out)
+
+    return multiply_rows
+
+
+def in_parts(multiply: Callable[[str, int], Callable[..., None]], form: str, most: int) -> Callable[..., None]:
+    """Return what calls a kernel of `multiply` for up to `most` rows, 8, 4, 2 or 1, until none is left."""
+    one, two, four, eight = (multiply(form, rows) for rows in (1, 2, 4, 8))
+
+    @njit(error_model="numpy")
+    def multiply_some(weight, line, groups, steps, x, bytes_of_x, behind, rows, out, bytes_of_out):
         while rows > 0:
             if rows >= 8 and most >= 8:
                 eight(weight, line, groups, steps, x, bytes_of_x, behind, out, bytes_of_out)
@@ -282,7 +297,7 @@ def _multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, num
                 done = 1
             x, out, rows = x + done * bytes_of_x, out + done * bytes_of_out, rows - done
 
-    return multiply_rows
+    return multiply_some
 
 
 def unpack(bits, place, to, ins, unit, like):

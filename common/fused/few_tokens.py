@@ -16,15 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from ..model import Attend, Block, Transformer
-from .blocks import multiplier, multiply_rows
+from .blocks import HEADER, multiplier, multiply_rows
+from .codes import HAS_CODES, multiply_codes
 from .numba_basics import address
 from .numba_kernels import compiled
 from .packed import Blocks, PackedLinear, padded
 from .quantized import QuantizedLinear
 from .rotation import heads_of
-from .tiles import INPUTS, has_tiles, multiply_tiles
+from .tiles import INPUTS, LEAST_CODES, has_tiles, multiply_tiles
 
 ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # that may be measured
+MANY = 2**30  # rows
 MEASURED, TIMES = 2**26, 4  # weights
 _most: dict[tuple, int] = {}  # what was measured in this process
 
@@ -91,13 +93,19 @@ class FewScores:
 
 
 def place_of(linear: nn.Module, dtype: torch.dtype) -> Tensor | None:
-    """Return where a layer's weight lies in blocks, see `Blocks`, and the address of what multiplies with it, in int64;
-    None where it lies otherwise, or where ranks share it. dtype: of what is multiplied with it."""
+    """Return where a layer's weight lies in blocks, see `Blocks`, the address of what multiplies with it, and how many
+    rows that takes in 8 bits, in int64; None where it lies otherwise, or where ranks share it. dtype: of the rows.
+    """
     blocks = blocks_of(linear)
     if blocks is None:
         return None
-    fits = dtype == torch.bfloat16 and linear.in_features % INPUTS == 0 and has_tiles()
-    return torch.cat([blocks.place, torch.tensor([multiplier(blocks.form, multiply_tiles if fits else multiply_rows)])])
+    multiply, in_codes = multiply_rows, 0
+    if dtype == torch.bfloat16:
+        fits = linear.in_features % INPUTS == 0 and has_tiles()
+        if HEADER[blocks.form] and HAS_CODES:
+            multiply, in_codes = multiply_codes, LEAST_CODES - 1 if fits else MANY
+        multiply = multiply_tiles if fits else multiply
+    return torch.cat([blocks.place, torch.tensor([multiplier(blocks.form, multiply), in_codes])])
 
 
 def blocks_of(linear: nn.Module) -> Blocks | None:

@@ -30,7 +30,7 @@ if not CACHE:
 
         CACHE = user_cache_path()
 FOLDER = Path(CACHE) / "llm-serving-course" / "kernels" if CACHE else None
-WITHIN = ("numba_basics.py", "blocks.py", "tiles.py")  # kernels contain their functions
+WITHIN = ("numba_basics.py", "blocks.py", "codes.py", "tiles.py")  # kernels contain their functions
 
 
 class ByContents(caching.InTreeCacheLocator):

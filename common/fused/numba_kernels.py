@@ -17,6 +17,7 @@ from numba import njit, prange
 from torch import Tensor, nn
 
 from .blocks import finish, product, unpack
+from .codes import RECORD, finish_codes
 from .numba_basics import FAST, TorchThreads, address, array, exp, f4, kernel, narrow, use_threads, widen
 from .rotation import HeadRotation
 
@@ -83,36 +84,40 @@ def factors(rows, size):
     """Return memory for rows as `product` takes them: numbers in float32, filled up to groups of 32, the sum of each
     group, and the numbers in bfloat16. These begin where a line of the caches does, for tiles."""
     groups = (size + 31) // 32
-    width = 16 * (3 * groups + (groups + 15) // 16)
+    width = 16 * (3 * groups + (groups + 15) // 16 + (RECORD // 4 * groups + 15) // 16)
     memory = numpy.empty(rows * width + 16, f4)
     start = -(memory.ctypes.data // 4) % 16
     return memory[start : start + rows * width].reshape(rows, width)
 
 
 @njit
-def finish_group(line, group, groups):
-    """Write the sum of a group, and the group in bfloat16, to a row of `factors`."""
-    at, halves = line.ctypes.data, line[len(line) - 16 * groups :].ctypes.data
-    finish(at + 128 * group, at + 4 * (32 * groups + group), halves + 64 * group)
+def finish_group(line, group, groups, in_codes):
+    """Write the sum of a group, and the group in bfloat16, to a row of `factors`; or the group in 8 bits."""
+    at = line.ctypes.data
+    halves = at + 128 * groups + (groups + 15) // 16 * 64
+    if in_codes:
+        finish_codes(at + 128 * group, halves + 64 * groups + RECORD * group)
+    else:
+        finish(at + 128 * group, at + 4 * (32 * groups + group), halves + 64 * group)
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def widen_row(x, out):
+def widen_row(x, out, in_codes):
     """Write x to a row of `factors`."""
     groups = (len(x) + 31) // 32
     for i in range(len(x)):
         out[i] = widen(x[i])
     out[len(x) : 32 * groups] = 0
     for group in range(groups):
-        finish_group(out, group, groups)
+        finish_group(out, group, groups, in_codes)
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def norm_row_wide(x, weight, out, eps):
+def norm_row_wide(x, weight, out, eps, in_codes):
     """Write the norm of x to a row of `factors`."""
     result = numpy.empty_like(x)
     norm_row(x, weight, result, eps)
-    widen_row(result, out)
+    widen_row(result, out, in_codes)
 
 
 @njit(fastmath=FAST, error_model="numpy")
@@ -171,13 +176,13 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
         normed and rotated; 0: no x, no bias, no norm of heads."""
         outs = (H + 2 * H_kv) * D
         x, residual = array(x_at, (rows, size), number), array(residual_at, (rows, size), number)
-        place, bias, norm = array(weight_at, 4, numpy.int64), array(bias_at, outs, number), array(norm_at, size, number)
+        place, bias, norm = array(weight_at, 5, numpy.int64), array(bias_at, outs, number), array(norm_at, size, number)
         out, units = array(out_at, (rows, outs), number), (outs + 31) // 32
         sums, inputs = numpy.empty((rows, 32 * units), f4), factors(rows, size)
         for row in prange(rows):
             if x_at:
                 add_row(x[row], residual[row])
-            norm_row_wide(residual[row], norm, inputs[row], eps)
+            norm_row_wide(residual[row], norm, inputs[row], eps, place[4] >= rows)
         for unit in prange(units):
             outputs(inputs, size, place, bias, unit, sums, out, bias_at)
         qkv, positions = array(out_at, (rows, H + 2 * H_kv, D), number), array(positions_at, rows, numpy.int64)
@@ -194,15 +199,15 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
         units, units_inner = (size + 31) // 32, (2 * inner + 31) // 32
         sums, gate_up = numpy.empty((rows, 32 * units), f4), numpy.empty((rows, 32 * units_inner), f4)
         inputs, bias = factors(rows, wide), array(bias_at, size, number)
-        output, down = array(output_at, 4, numpy.int64), array(down_at, 4, numpy.int64)
+        output, down = array(output_at, 5, numpy.int64), array(down_at, 5, numpy.int64)
         for row in prange(rows):
-            widen_row(x[row], inputs[row])
+            widen_row(x[row], inputs[row], output[4] >= rows)
         for unit in prange(units):
             outputs(inputs, wide, output, bias, unit, sums, out, bias_at)
-        normed, place = factors(rows, size), array(gate_up_at, 4, numpy.int64)
+        normed, place = factors(rows, size), array(gate_up_at, 5, numpy.int64)
         for row in prange(rows):
             add_row(out[row], residual[row])
-            norm_row_wide(residual[row], norm, normed[row], eps)
+            norm_row_wide(residual[row], norm, normed[row], eps, place[4] >= rows)
         for unit in prange(units_inner):
             product(normed, size, place, unit, gate_up)
         gated, groups = factors(rows, inner), (inner + 31) // 32
@@ -211,7 +216,7 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
             for row in range(rows):
                 gate, up = gate_up[row, first:last], gate_up[row, inner + first : inner + last]
                 gate_row(gate, up, gated[row, first : first + 32])
-                finish_group(gated[row], group, groups)
+                finish_group(gated[row], group, groups, down[4] >= rows)
         for unit in prange(units):
             outputs(gated, inner, down, bias, unit, sums, out, 0)
 
@@ -219,10 +224,10 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
     def scores(x_at, weight_at, out_at, rows, size, outs):
         """out[rows, 32 * units of outs], float32, = x[rows, size] times weight[outs, size]."""
         units = (outs + 31) // 32
-        x, place = array(x_at, (rows, size), number), array(weight_at, 4, numpy.int64)
+        x, place = array(x_at, (rows, size), number), array(weight_at, 5, numpy.int64)
         inputs, out = factors(rows, size), array(out_at, (rows, 32 * units), f4)
         for row in prange(rows):
-            widen_row(x[row], inputs[row])
+            widen_row(x[row], inputs[row], place[4] >= rows)
         for unit in prange(units):
             product(inputs, size, place, unit, out)
 

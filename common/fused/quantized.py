@@ -57,8 +57,8 @@ class Codes(NamedTuple):
         """Return them as they lie in memory, `[blocks, groups, bytes]`, uint8."""
         words = self.codes
         if self.minimums is not None:
-            words = words.unflatten(2, (-1, 2))
-            words = words[..., 0] | words[..., 1] << 4  # neighbours share a byte, the first in its lower half
+            first, second = words.unflatten(2, (-1, 2, 4)).unbind(3)
+            words = (first | second << 4).flatten(2)  # an input shares a byte with the fourth behind it
         words, *numbers = (
             F.pad(part, (0, 0) * (part.ndim - 1) + (0, -len(part) % OUTPUTS))
             .unflatten(0, (-1, OUTPUTS))
@@ -92,8 +92,9 @@ class QuantizedWeight(nn.Module):
         """Return the weights of `outputs[N]`, `[N, in_features]` in float32."""
         block, output = outputs // OUTPUTS, outputs % OUTPUTS
         numbers = self.numbers[block, :, :, output].float()  # [N, groups, 1 or 2]
-        words = self.words[block, :, :, output].flatten(2)  # [N, groups, bytes]
-        codes = words.view(torch.int8) if self.bits == 8 else torch.stack([words & 15, words >> 4], dim=3).flatten(2)
+        words = self.words[block, :, :, output]  # [N, groups, steps, 4]
+        codes = words.view(torch.int8) if self.bits == 8 else torch.stack([words & 15, words >> 4], dim=3)
+        codes = codes.flatten(2)
         weights = codes * numbers[..., :1]
         return (weights if self.bits == 8 else weights + numbers[..., 1:]).flatten(1)[:, : self.in_features]
 

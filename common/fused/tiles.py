@@ -18,10 +18,26 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, overload
 
-from .blocks import BYTE, BYTES_OF_GROUP, FORM, HEADER, INT, INTS, PARTS, STEP, multiply_rows, offset, widen_group
+from .blocks import (
+    AHEAD,
+    BYTE,
+    BYTES_OF_GROUP,
+    FORM,
+    HEADER,
+    INT,
+    INTS,
+    PARTS,
+    STEP,
+    multiply_rows,
+    offset,
+    widen_group,
+)
+from .codes import HAS_CODES, multiply_codes
+from .numba_basics import fetch
 
 LINES, INPUTS = 16, 32  # of a tile
 LEAST = 8  # rows: before weights of fewer lie in tiles, `multiply_rows` is done
+LEAST_CODES = 25  # rows that are faster in tiles than in 8 bits, with weights that tiles must be filled from first
 SUMS, ROWS, WEIGHTS = 0, 4, 6  # the first tile that holds them
 
 
@@ -90,6 +106,10 @@ def multiply(form: str, halves: int):
                     start, line = buffer, BYTE(128)
                 else:
                     start = builder.add(weight, builder.mul(group.index, bytes_of_group))
+                    for step in range(LINES):
+                        at = builder.add(start, builder.mul(line, BYTE(step)))
+                        for part in PARTS:
+                            fetch(builder, offset(builder, at, AHEAD + part))
                 inputs = builder.add(x, builder.mul(group.index, BYTE(2 * INPUTS)))
                 for half in range(halves):
                     move("tileloadd64", ROWS + half, inputs, half, 0, bytes_of_x)
@@ -112,10 +132,11 @@ def multiply_tiles(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, num
 @overload(multiply_tiles, jit_options={"error_model": "numpy"})
 def _multiply_tiles(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
     one, two = (multiply(FORM[number], halves) for halves in (1, 2))
+    few, least = (multiply_codes, LEAST_CODES) if HAS_CODES and HEADER[FORM[number]] else (multiply_rows, LEAST)
 
     def multiply_tiles(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
-        if rows < LEAST:
-            return multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number)
+        if rows < least:
+            return few(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number)
         start, line, groups = unit * 128, place[2], ins // 32
         weight = place[0] + start // line * place[1] + start % line
         x += groups * 128 + (groups + 15) // 16 * 64  # behind the numbers in float32 and their sums

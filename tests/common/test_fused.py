@@ -20,7 +20,7 @@ pytest.importorskip("numba", exc_type=ImportError)
 
 from common import fused as fusing
 from common.attention import PagedBatch
-from common.fused import FusedTransformer, few_tokens, fuse, numba_kernels, packed, rotation, tiles
+from common.fused import FusedTransformer, codes, few_tokens, fuse, numba_kernels, packed, rotation, tiles
 from common.fused.packed import PackedLinear
 from common.fused.quantized import Codes, QuantizedLinear, QuantizedWeight, prepare_unpacking
 from common.loader import load_model
@@ -267,17 +267,45 @@ needs_tiles = pytest.mark.skipif(not tiles.has_tiles(), reason="needs a processo
 
 @needs_tiles
 @pytest.mark.parametrize("rows", [8, 16, 17, 32, 33, 70])
-@pytest.mark.parametrize("bits", [16, 8, 4])
 @torch.inference_mode()
-def test_tiles_multiply_numbers_in_bfloat16_and_add_in_float32(bits, rows):
+def test_tiles_multiply_numbers_in_bfloat16_and_add_in_float32(rows):
     linear = nn.Linear(96, 97, bias=False, dtype=torch.bfloat16)
-    layer = PackedLinear(linear, twice=True)
-    if bits < 16:
-        layer = QuantizedLinear(QuantizedWeight(Codes.of(linear.weight, bits), 96, torch.bfloat16), None)
-        linear.weight.copy_(layer.quantized.rows(torch.arange(97)))
-    hidden, scores = torch.randn(rows, 96).bfloat16(), few_tokens.FewScores(layer, torch.bfloat16)
-    exact = hidden.double() @ linear.weight.double().T
-    torch.testing.assert_close(scores(hidden).double(), exact, atol=1e-5, rtol=1e-5)
+    hidden = torch.randn(rows, 96).bfloat16()
+    check_scores(PackedLinear(linear, twice=True), hidden, linear.weight)
+
+
+needs_codes = pytest.mark.skipif(not codes.HAS_CODES, reason="needs a processor with AVX512 VNNI")
+
+
+@needs_codes
+@pytest.mark.parametrize("rows", [1, 3, 4, 15, 33])
+@pytest.mark.parametrize("bits", [8, 4])
+@torch.inference_mode()
+def test_codes_are_multiplied_with_rows_of_8_bits(bits, rows):
+    weight = QuantizedWeight(Codes.of(torch.randn(97, 100), bits), 100, torch.bfloat16)
+    hidden = torch.randint(-127, 128, (rows, 100))
+    hidden[:, ::16] = torch.where(hidden[:, ::16] > 0, 127, -127)  # the largest of each 16: nothing is rounded
+    hidden = (hidden * 2.0 ** torch.randint(-9, 0, (rows, 1))).bfloat16()
+    check_scores(QuantizedLinear(weight, None), hidden, weight.rows(torch.arange(97)))
+
+
+@needs_codes
+@torch.inference_mode()
+def test_rows_are_rounded_to_a_127th_of_the_largest_of_16_numbers():
+    hidden = torch.randn(20, 96).bfloat16()
+    hidden[0, 32:64], hidden[1, 64:], hidden[2, 40] = 0, 1e-38, torch.nan
+    eye = QuantizedWeight(Codes.of(torch.eye(96), 8), 96, torch.bfloat16)
+    rounded = few_tokens.FewScores(QuantizedLinear(eye, None), torch.bfloat16)(hidden)
+    assert rounded[2].isnan().all() and not rounded[3:].isnan().any()
+    steps = hidden.float().unflatten(1, (-1, 16)).abs().amax(2).repeat_interleave(16, 1) / 127
+    off = ((rounded - hidden).abs() / steps.clamp(min=1e-30)).nan_to_num()
+    assert 0.45 < off.max() < 0.51
+
+
+def check_scores(layer, hidden, weight):
+    scores = few_tokens.FewScores(layer, torch.bfloat16)
+    exact = hidden.double() @ weight.double().T
+    torch.testing.assert_close(scores(hidden).double(), exact, atol=3e-5, rtol=1e-5)
     assert torch.equal(scores(hidden[-8:]), scores(hidden)[-8:])
 
 

@@ -220,6 +220,12 @@ def floats(builder, address, form: str) -> list:
     return [builder.sitofp(code, FLOATS) for code in codes]
 
 
+@njit
+def behind_sums(groups):
+    """Return the bytes of the numbers of so many groups in float32 and of their sums, up to a line of the caches."""
+    return 128 * groups + (groups + 15) // 16 * 64
+
+
 @njit(error_model="numpy")
 def product(x, ins, place, unit, sums):
     """sums[rows, 32 * unit :] = x[rows, ins] times 32 outputs of a weight. x: as `factors` has it (numba_kernels.py).

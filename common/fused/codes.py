@@ -4,9 +4,9 @@ One instruction, vpdpbusd of AVX512's VNNI, adds four products to each of 16 sum
 lie side by side in a weight's blocks, with the same four numbers of a row. The same weights widened to float32
 (blocks.py) take a dozen instructions. llama.cpp multiplies so, too.
 
-Of a row, 16 numbers have a scale: with 32, as in llama.cpp, SmolLM2 loses twice as much by that. The weights are the
-unsigned factor: codes of 8 bits get 128 more on the way, so sums begin at -128 times the sum of the numbers. For
-bfloat16 alone: in float32 an answer is the same in every batch, however its steps are computed.
+Every 16 numbers of a row have a scale: with one for 32, as in llama.cpp, SmolLM2 loses twice as much by it. The weights
+are the unsigned factor: codes of 8 bits get 128 more on the way, so sums begin at -128 times the sum of the row's. Only
+bfloat16 is computed so: in float32 an answer is the same in every batch, however its steps are computed.
 """
 
 import llvmlite.binding
@@ -29,6 +29,7 @@ from .blocks import (
     STEP,
     UNIT,
     add,
+    behind_sums,
     clear,
     every,
     everywhere,
@@ -47,7 +48,7 @@ HALF = 16  # numbers of a row that have a scale
 # Bytes of a group of a row, and where in them the scales of its halves, their first sums of products, and the sum of
 # its numbers are.
 RECORD, SCALES, FIRST, SUM = 52, 32, 40, 48
-BYTES = ir.VectorType(ir.IntType(8), 16)
+SMALL = ir.VectorType(ir.IntType(8), HALF)
 
 
 def on_vectors(builder, name: str, kind, *values):
@@ -71,8 +72,8 @@ def finish_codes(typing_context, numbers, record):
             is_zero = builder.fcmp_ordered("<", largest, FLOAT(1e-30))
             factor = builder.select(is_zero, FLOAT(0), builder.fdiv(FLOAT(127), largest))
             rounded = on_vectors(builder, "rint.v16f32", FLOATS, builder.fmul(vector, spread(builder, factor)))
-            codes = builder.fptosi(rounded, INTS)
-            store(builder, builder.trunc(codes, BYTES), offset(builder, record, HALF * half))
+            codes = builder.fptosi(rounded, INTS)  # of NaN any, since the scale is NaN, too
+            store(builder, builder.trunc(codes, SMALL), offset(builder, record, HALF * half))
             total = on_vectors(builder, "vector.reduce.add.v16i32", INT, codes)
             store(builder, scale, offset(builder, record, SCALES + 4 * half))
             store(builder, builder.mul(total, INT(-128)), offset(builder, record, FIRST + 4 * half))
@@ -87,9 +88,9 @@ def multiply(form: str, rows: int):
 
     @intrinsic
     def kernel(typing_context, weight, line, groups, steps, x, bytes_of_x, behind, out, bytes_of_out):
-        """out[rows, 32] = x[rows, 32 * groups] times the weight; its form says what line and steps are.
+        """out[rows, 32] = x[rows, 32 * groups] times the weight. A row's records lie `behind` bytes after its start.
 
-        The records of a row lie `behind` bytes after its start.
+        line, steps: not used, the form says what they are.
         """
 
         def generate(_, builder, __, arguments):
@@ -115,9 +116,9 @@ def multiply(form: str, rows: int):
                         minimum = halves(builder, offset(builder, numbers, 2 * UNIT))
                         for total, record in zip(totals, records, strict=True):
                             add(builder, total[i], minimum, everywhere(builder, offset(builder, record, SUM)))
-            for row, line in enumerate(totals):
+            for row, sums in enumerate(totals):
                 at = builder.add(out, builder.mul(bytes_of_out, BYTE(row)))
-                for part, total in zip(PARTS, line, strict=True):
+                for part, total in zip(PARTS, sums, strict=True):
                     store(builder, builder.load(total), offset(builder, at, part))
 
         return types.void(*[types.int64] * 9), generate
@@ -168,7 +169,7 @@ def _multiply_codes(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, nu
 
     def multiply_codes(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
         groups = (ins + 31) // 32
-        behind = groups * 192 + (groups + 15) // 16 * 64  # the numbers in float32, their sums, the numbers in bfloat16
-        multiply_some(place[0] + unit * place[1], 0, groups, 0, x, bytes_of_x, behind, rows, out, bytes_of_out)
+        weight, behind = place[0] + unit * place[1], behind_sums(groups) + 64 * groups
+        multiply_some(weight, 0, groups, 0, x, bytes_of_x, behind, rows, out, bytes_of_out)
 
     return multiply_codes

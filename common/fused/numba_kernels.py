@@ -1,8 +1,8 @@
 """The kernels of fused/ for the CPU, compiled by numba: one loop over the tokens each, which threads share. Those of
 few_tokens.py have loops over the rows of weights.
 
-A row's result depends neither on what the others hold nor on the number of threads. Sums are float32, and
-bfloat16 is rounded where a number is stored.
+A row's result depends neither on what the others hold nor on the number of threads; with weights of 8 and 4 bits and
+bfloat16 it depends on how many there are. Sums are float32, and bfloat16 is rounded where a number is stored.
 
 Tensors are contiguous. Compiling takes a few seconds, once on a machine (kept_kernels.py).
 """
@@ -16,7 +16,7 @@ import torch
 from numba import njit, prange
 from torch import Tensor, nn
 
-from .blocks import finish, product, unpack
+from .blocks import behind_sums, finish, product, unpack
 from .codes import RECORD, finish_codes
 from .numba_basics import FAST, TorchThreads, address, array, exp, f4, kernel, narrow, use_threads, widen
 from .rotation import HeadRotation
@@ -81,10 +81,11 @@ def silu_mul_row(gate, up, out):
 
 @njit
 def factors(rows, size):
-    """Return memory for rows as `product` takes them: numbers in float32, filled up to groups of 32, the sum of each
-    group, and the numbers in bfloat16. These begin where a line of the caches does, for tiles."""
+    """Return memory for rows as `product` takes them: numbers in float32, filled up to groups of 32; then the sum of
+    each group and the numbers in bfloat16, or a record of each group in 8 bits (codes.py). What is in bfloat16 begins
+    where a line of the caches does, for tiles."""
     groups = (size + 31) // 32
-    width = 16 * (3 * groups + (groups + 15) // 16 + (RECORD // 4 * groups + 15) // 16)
+    width = behind_sums(groups) // 4 + 16 * (groups + (RECORD // 4 * groups + 15) // 16)
     memory = numpy.empty(rows * width + 16, f4)
     start = -(memory.ctypes.data // 4) % 16
     return memory[start : start + rows * width].reshape(rows, width)
@@ -92,9 +93,9 @@ def factors(rows, size):
 
 @njit
 def finish_group(line, group, groups, in_codes):
-    """Write the sum of a group, and the group in bfloat16, to a row of `factors`; or the group in 8 bits."""
+    """Write a group of a row of `factors` once more: its sum, and itself in bfloat16; or itself in 8 bits."""
     at = line.ctypes.data
-    halves = at + 128 * groups + (groups + 15) // 16 * 64
+    halves = at + behind_sums(groups)
     if in_codes:
         finish_codes(at + 128 * group, halves + 64 * groups + RECORD * group)
     else:

@@ -6,7 +6,8 @@ multiplications of vectors. Four tiles hold the sums of two halves of the rows a
 the rows, two the weights. A weight in bfloat16 lies in memory as its tiles are loaded; groups of 8 and 4 bits are
 widened on the way, in the nearest cache.
 
-A row's sums have the same order whatever other rows there are. Numbers below the smallest normal one count as zero.
+A row's sums in tiles have the same order whatever other rows there are. Numbers below the smallest normal one count as
+zero.
 """
 
 from functools import cache
@@ -28,6 +29,7 @@ from .blocks import (
     INTS,
     PARTS,
     STEP,
+    behind_sums,
     multiply_rows,
     offset,
     widen_group,
@@ -37,7 +39,7 @@ from .numba_basics import fetch
 
 LINES, INPUTS = 16, 32  # of a tile
 LEAST = 8  # rows: before weights of fewer lie in tiles, `multiply_rows` is done
-LEAST_CODES = 25  # rows that are faster in tiles than in 8 bits, with weights that tiles must be filled from first
+LEAST_QUANTIZED = 25  # rows: with weights of 8 and 4 bits, which are widened for tiles, `multiply_codes` is faster
 SUMS, ROWS, WEIGHTS = 0, 4, 6  # the first tile that holds them
 
 
@@ -132,14 +134,14 @@ def multiply_tiles(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, num
 @overload(multiply_tiles, jit_options={"error_model": "numpy"})
 def _multiply_tiles(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
     one, two = (multiply(FORM[number], halves) for halves in (1, 2))
-    few, least = (multiply_codes, LEAST_CODES) if HAS_CODES and HEADER[FORM[number]] else (multiply_rows, LEAST)
+    few, least = (multiply_codes, LEAST_QUANTIZED) if HAS_CODES and HEADER[FORM[number]] else (multiply_rows, LEAST)
 
     def multiply_tiles(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
         if rows < least:
             return few(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number)
         start, line, groups = unit * 128, place[2], ins // 32
         weight = place[0] + start // line * place[1] + start % line
-        x += groups * 128 + (groups + 15) // 16 * 64  # behind the numbers in float32 and their sums
+        x += behind_sums(groups)
         while rows > 0:
             configure(min(rows, 16), max(1, min(rows - 16, 16)))
             if rows > 16:

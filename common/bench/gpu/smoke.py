@@ -59,9 +59,7 @@ def measure_times(settings: Settings, sizes: dict) -> Figures:
             found, where = times_of(case, device, sizes["samples"]), f"{model}, {case.tokens}, "
             row = {"model": model, "operation": case.operation, "tokens": case.tokens}
             rows.append(row | {"floor_us": 1e6 * case.nbytes / rates["copy_bytes_per_second"]} | found)
-            own = next(
-                name for name in case.variants if name.startswith("triton")
-            )  # other tiles need not fit on the chip
+            own = next(name for name in case.variants if name.startswith("triton"))  # others need not fit on the chip
             wrong += [f"{where}{own}: {found['missing'][own]}"] if own in found["missing"] else []
             wrong += [f"{where}{name}: error {x:.1e}" for name, x in found["errors"].items() if not x <= ALLOWED[dtype]]
     return rates | {"rows": rows, "wrong": wrong}

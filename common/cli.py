@@ -23,10 +23,8 @@ from .acceleration.accelerate import make_engine
 from .engine import BaseEngine
 from .errors import InvalidInput, expect_writable
 from .kv_tiers import TierOptions
-from .kv_tiers import add_arguments as add_tier_arguments
 from .loader import BITS, Loaded, chat_prompt, check_quantization, load_model
 from .loader.device import choose_device
-from .lora import add_arguments as add_adapter_arguments
 from .packages import packaged_model
 from .policies import scheduling_of
 from .process import freeze_loaded_objects, run_on_temporary_thread
@@ -36,6 +34,10 @@ from .terminal import add_table, run_to_end
 
 # Gauges that are back at zero, or say nothing new, once the one request of --prompt has ended.
 GAUGES = {"unfinished", "running", "waiting", "generated_tokens"}
+GROUPS = (
+    "model", "on a GPU", "adapters, from stage 04 on", "pages beside the device's memory, from stage 05 on",
+    "sampling, with --prompt", "server, with --serve",
+)  # fmt: skip
 
 
 def build_parser(description: str, verb: str = "") -> argparse.ArgumentParser:
@@ -48,11 +50,7 @@ def build_parser(description: str, verb: str = "") -> argparse.ArgumentParser:
     for action in mode._group_actions if verb else ():
         action.help = argparse.SUPPRESS
     add_table(parser, "trace")
-    for table in ("model", "on a GPU"):
-        add_options(parser, table)
-    add_adapter_arguments(parser.add_argument_group("adapters, from stage 04 on"))
-    add_tier_arguments(parser.add_argument_group("pages beside the device's memory, from stage 05 on"))
-    for table in ("sampling, with --prompt", "server, with --serve"):
+    for table in GROUPS:
         add_options(parser, table)
     return parser
 
@@ -111,9 +109,7 @@ def running_engine(stage: Path, args: argparse.Namespace) -> Iterator[tuple[Base
     if args.trace:
         expect_writable(args.trace)
     print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
-    packaged_model(
-        args.model or ""
-    )  # here, since a signal does not reach the other thread, which would leave half a file
+    packaged_model(args.model or "")  # here: a signal does not reach the other thread, which would leave half a file
     loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
     freeze_loaded_objects()
     if engine.startup_notes:

@@ -14,8 +14,6 @@ The stages ask in two places: who evicts pages calls `evict` and `copy_evicted`,
 `ready` and `restore`.
 """
 
-import argparse
-import os
 import time
 from array import array
 from collections import OrderedDict, deque
@@ -53,22 +51,6 @@ class TierOptions(NamedTuple):
 
 
 NO_TIERS = TierOptions()
-
-
-def add_arguments(parser: argparse._ArgumentGroup) -> None:
-    """Add the options that make `TierOptions`."""
-    parser.add_argument("--kv-host-memory", metavar="SIZE", help="for evicted pages, as 2G (default: they are dropped)")
-    parser.add_argument(
-        "--kv-disk", metavar="FOLDER", type=absolute, help="for evicted pages, which outlive the server"
-    )
-    parser.add_argument(
-        "--kv-disk-memory", metavar="SIZE", default=NO_TIERS.disk_memory, help=f"default: {NO_TIERS.disk_memory}"
-    )
-
-
-def absolute(text: str) -> Path:
-    """Return a path that means the same to workers, whose current folder may be another one."""
-    return Path(os.path.expanduser(text)).absolute()
 
 
 def add_tiers(engine: BaseEngine, loaded: Loaded, options: TierOptions) -> str:

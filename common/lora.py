@@ -20,11 +20,9 @@ add: adapters that wait in the host's memory until a request asks for them, grap
 tensor parallelism, embeddings and output layers.
 """
 
-import argparse
 import copy
 import json
 import math
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import accumulate, chain
@@ -54,24 +52,12 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 MODULES = {"qkv": TARGETS[:3], "output": TARGETS[3:4], "gate_up": TARGETS[4:6], "down": TARGETS[6:]}  # of a checkpoint
 # Fields of adapter_config.json that are read here, or say how it was trained. Any other must be empty.
 KNOWN = {
-    *("peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "bias"),
-    *(
-        "auto_mapping",
-        "base_model_name_or_path",
-        "eva_config",
-        "exclude_modules",
-        "inference_mode",
-        "init_lora_weights",
-    ),
-    *("lora_dropout", "megatron_core", "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type"),
-}
-STARTS = (
-    True,
-    False,
-    "gaussian",
-    "eva",
-    "orthogonal",
-)  # of A and B in training; others change the model's weights, too
+    "peft_type", "r", "lora_alpha", "use_rslora", "target_modules", "bias", "auto_mapping", "base_model_name_or_path",
+    "eva_config", "exclude_modules", "inference_mode", "init_lora_weights", "lora_dropout", "megatron_core",
+    "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type",
+}  # fmt: skip
+# Of A and B in training; other starts change the model's weights, too.
+STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
 
 class Adapter(NamedTuple):
@@ -86,26 +72,6 @@ class Adapter(NamedTuple):
     key: str  # the name and a hash of the weights: what requests and their pages are known by
     folder: Path
     weights: dict[str, tuple[Tensor, Tensor, Tensor]]
-
-
-def add_arguments(parser: argparse._ArgumentGroup) -> None:
-    """Add `--lora`."""
-    parser.add_argument(
-        "--lora",
-        type=named_folder,
-        action="append",
-        default=[],
-        metavar="NAME=FOLDER",
-        help="a LoRA adapter in PEFT's format, which requests choose as their model; may be repeated (stages 04 to 08)",
-    )
-
-
-def named_folder(text: str) -> tuple[str, Path]:
-    """Return the parts of NAME=FOLDER, the folder as it is for workers, whose current folder may be another one."""
-    name, equals, folder = text.partition("=")
-    if not (name and equals and folder):
-        raise argparse.ArgumentTypeError(f"give NAME=FOLDER, not {shortened(text)}")
-    return name, Path(os.path.expanduser(folder)).absolute()
 
 
 # ---- PEFT's format ----

@@ -151,16 +151,6 @@ def add_policy(engine: BaseEngine, scheduling: Scheduling) -> None:
     asks.policy = Priority() if scheduling.policy == "priority" else Fair(engine, scheduling.weights)
 
 
-def add_arguments(parser: argparse.ArgumentParser | argparse._ArgumentGroup) -> None:
-    parser.add_argument(
-        "--scheduling",
-        choices=POLICIES,
-        default="fcfs",
-        help="who is served first, from stage 04 on: who came first, a request's priority, or whose tenant (API key or "
-        "user) has had least (default: fcfs)",
-    )
-
-
 def scheduling_of(args: argparse.Namespace) -> Scheduling:
     """Return what the options say, with the weights of the keys; stages 01 and 02 have neither."""
     keys = read_keys(args.api_keys) if getattr(args, "api_keys", None) else []

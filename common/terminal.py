@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from .errors import InvalidInput, out_of_memory
+from .errors import InvalidInput, out_of_memory, shortened
 
 READER_GONE = 128 + 13  # how shells report SIGPIPE
 LOOK_EVERY = 0.5  # seconds: how often a status is looked at
@@ -78,9 +78,34 @@ def positive(text: str) -> int:
     return int(text)
 
 
+def seconds(text: str) -> float:
+    """Read a time above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def absolute(text: str) -> Path:
+    """Return a path that means the same to workers, whose current folder may be another one."""
+    return Path(os.path.expanduser(text)).absolute()
+
+
+def named_folder(text: str) -> tuple[str, Path]:
+    """Return the parts of NAME=FOLDER."""
+    name, equals, folder = text.partition("=")
+    if not (name and equals and folder):
+        raise argparse.ArgumentTypeError(f"give NAME=FOLDER, not {shortened(text)}")
+    return name, absolute(folder)
+
+
 # What the tables of options.toml name.
 KINDS = {
     **{"int": int, "float": float, "path": Path, "positive": positive, "words": shlex.split},
+    **{"seconds": seconds, "absolute path": absolute, "named folder": named_folder},
     "either": argparse.BooleanOptionalAction,
 }
 

@@ -97,11 +97,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def add_server_options(parser: argparse.ArgumentParser, endpoint: str) -> None:
     """Add what `wanted` needs, and the seed of the load."""
-    parser.add_argument("--model", metavar="NAME", help="the server's (default: the first that GET /v1/models lists)")
-    parser.add_argument("--api-key", metavar="KEY", default=os.environ.get("OPENAI_API_KEY"), help="or OPENAI_API_KEY")
-    choices = ("completions", "chat")
-    parser.add_argument("--endpoint", choices=choices, default=endpoint, help=f"of OpenAI's API (default: {endpoint})")
-    parser.add_argument("--seed", type=int, default=0, help="of prompts and arrivals (default: 0)")
+    add_table(parser, "of a server under load")
+    parser.set_defaults(api_key=os.environ.get("OPENAI_API_KEY"), endpoint=endpoint)
 
 
 def wanted(args: argparse.Namespace) -> Target:

@@ -9,7 +9,6 @@ The weights of the model stay as they are: A and B are learned, which have a hun
 corpus's, in which each answer of a chat has another beginning and end.
 """
 
-import argparse
 import re
 import signal
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch.nn.utils import parametrize
 from common.errors import expect_writable
 from common.loader import load_model
 from common.lora import WEIGHTS, targeted, widths, write_adapter
-from common.terminal import run_to_end
+from common.terminal import parser_of, run_to_end
 
 from .corpus import document
 from .recipes import Phase
@@ -31,7 +30,6 @@ from .train import SNAPSHOT_EVERY, THREADS, Training
 RANK, ALPHA = 4, 8
 TARGETS = ("q_proj", "v_proj", "o_proj", "down_proj")
 ANSWER = re.compile(r"(<\|im_start\|>assistant\n)(.*?)(<\|im_end\|>)", re.DOTALL)
-STEPS = 300
 
 
 def pirates_document(index: int, seed: int | str, mix: str) -> str:
@@ -82,10 +80,7 @@ class AdapterTraining(Training):
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="where the adapter goes")
-    parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help=f"of training (default {STEPS})")
-    args = parser.parse_args()
+    args = parser_of("python -m common.checkpoints.adapter", __doc__).parse_args()
     expect_writable(args.out / WEIGHTS)
     torch.set_num_threads(THREADS)
     training = AdapterTraining(args.out, args.steps)

@@ -163,7 +163,8 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
                 raise InvalidInput(
                     "workers in processes load weights as they are: leave out --quantization, or use stage 07"
                 )
-            if not args.demo and not measures_budget(args):
+            on_gpu = choose_device(args.device, args.dtype)[0].type != "cpu"
+            if not args.demo and (on_gpu or args.token_budget is not None):  # else it is measured with the weights
                 model["load_format"] = "none"  # memory is for the workers
         loaded = load_model(args.model, model_impl=args.model_impl, quantization=args.quantization, **model)
         return loaded, make_engine(engine_class, loaded, **options)
@@ -176,11 +177,6 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
         raise InvalidInput("--demo runs in one process: with --tensor-parallel use --prompt or --serve")
     ranks = Ranks(args.tensor_parallel, args.model, **model)
     return ranks.loaded, TensorParallelEngine(ranks, stage, **options)
-
-
-def measures_budget(args: argparse.Namespace) -> bool:
-    """Return whether the token budget is measured with the weights: on a CPU, unless it is given."""
-    return args.token_budget is None and choose_device(args.device, args.dtype)[0].type == "cpu"
 
 
 def server_module(stage: Path) -> ModuleType:

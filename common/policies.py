@@ -10,7 +10,7 @@ import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from .engine import BaseEngine
 from .errors import InvalidInput
@@ -40,25 +40,19 @@ class Key(NamedTuple):
     weight: float = 1.0
 
 
-class Policy(Protocol):
+class Priority:
+    """A lower `priority` comes first, as in vLLM; among equals, who came first."""
+
     def order(self, running: dict[str, Any], waiting: Iterable[Request]) -> tuple[dict[str, Any], deque[Request]]:
         """Return both in the order in which they are to be served. running: by request id, each has a `request`.
 
         waiting: in the order in which they would be served without a policy.
         """
-
-    def makes_room(self, running: dict[str, Any], waiting: deque[Request]) -> bool:
-        """Return whether the last that runs is to give its place to the first that waits. All places are taken."""
-
-
-class Priority:
-    """A lower `priority` comes first, as in vLLM; among equals, who came first."""
-
-    def order(self, running: dict[str, Any], waiting: Iterable[Request]) -> tuple[dict[str, Any], deque[Request]]:
         ranked = sorted(running.items(), key=lambda item: item[1].request.params.priority)
         return dict(ranked), deque(sorted(waiting, key=lambda request: request.params.priority))
 
     def makes_room(self, running: dict[str, Any], waiting: deque[Request]) -> bool:
+        """Return whether the last that runs is to give its place to the first that waits. All places are taken."""
         return False
 
 

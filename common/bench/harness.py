@@ -125,9 +125,6 @@ class Benchmark:
         large = self.sizes.get("large", {}) if size_set.startswith("large") else {}
         return json.loads(json.dumps({**self.sizes["full"], **large, **self.sizes.get(size_set, {})}))
 
-    def sides_of(self, size_set: str) -> list[str]:
-        return list(self.headline.sides if size_set.endswith("quick") else self.sides)
-
 
 class Run(NamedTuple):
     """One process: some sides of a benchmark in one repeat, one after another."""

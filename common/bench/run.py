@@ -51,7 +51,10 @@ def main(
     """
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(command, description=description, formatter_class=form)
-    add_options(parser, benchmarks)
+    for table in ("benchmark", "sizes of a benchmark"):
+        add_table(parser, table)
+    parser.add_argument("--only", metavar="NAME,NAME", help="of " + ", ".join(each.name for each in benchmarks))
+    add_table(parser, "runs of a benchmark")
     parser.set_defaults(**{"together": False, "home": RESULTS, "after": bool, **defaults})
     args = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as cleanly as after Ctrl-C
@@ -77,13 +80,6 @@ def main(
     except KeyboardInterrupt:
         note("interrupted: what is measured is kept, and the same command goes on from there")
         return 130
-
-
-def add_options(parser: argparse.ArgumentParser, benchmarks: Sequence[Benchmark]) -> None:
-    Settings.add_arguments(parser)
-    add_table(parser, "sizes of a benchmark")
-    parser.add_argument("--only", metavar="NAME,NAME", help="of " + ", ".join(each.name for each in benchmarks))
-    add_table(parser, "runs of a benchmark")
 
 
 def pick(benchmarks: Sequence[Benchmark], names: str | None) -> list[Benchmark]:

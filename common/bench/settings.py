@@ -16,7 +16,6 @@ from common.loader.device import choose_device
 from common.model import ModelConfig
 from common.process import freeze_loaded_objects
 from common.stages import load_engine
-from common.terminal import add_table
 
 from .cost_model import parameters
 
@@ -89,10 +88,6 @@ class Settings:
     @classmethod
     def from_arguments(cls, args: argparse.Namespace) -> "Settings":
         return cls(args.model, args.device, args.dtype, args.load_format)
-
-    @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        add_table(parser, "benchmark")
 
 
 def engine_of(stage: str, loaded: Loaded, **options: Any) -> BaseEngine:

@@ -71,7 +71,8 @@ class Suite:
 
     def order(self, benchmark: Benchmark) -> list[list[str]]:
         usual = benchmark.sizes_of(self.size_set).get("repeats", REPEATS[self.size_set])
-        return alternate(benchmark.sides_of(self.size_set), usual if self.repeats is None else self.repeats)
+        sides = benchmark.headline.sides if self.size_set.endswith("quick") else benchmark.sides
+        return alternate([*sides], usual if self.repeats is None else self.repeats)
 
     def runs(self, benchmark: Benchmark) -> list[Run]:
         """Return the processes that it takes, in order."""

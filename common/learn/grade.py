@@ -26,7 +26,6 @@ from .milestones.runner import Outcome, Runner
 
 HIDDEN = EXERCISES.with_name("hidden.py")
 AUTOGRADERS = Path(__file__).resolve().with_name("autograders")  # a folder for each service, and key.toml
-SERVICES = ("gradescope", "classroom50")
 
 
 class Graded(NamedTuple):

@@ -28,7 +28,7 @@ def run(command: list[str], folder: Path, **variables: str) -> None:
     assert done.returncode == 0, done.stderr.decode()
 
 
-@pytest.mark.parametrize("service", grade.SERVICES)
+@pytest.mark.parametrize("service", ["gradescope", "classroom50"])
 def test_the_reference_has_all_points_where_the_service_runs_it(tmp_path, service):
     package, submission = tmp_path / "source", tmp_path / "submission"
     assert grade.main(["02", "--for", service, "--out", str(package)]) == 0

@@ -2,7 +2,6 @@
 
     python -m common.learn.faults                  # all of them
     python -m common.learn.faults 17 18            # some
-    python -m common.learn.faults 17 --write       # and write their rows of caught.md
 
 For each fault: the test that is named for it must fail, as must its reproduce.py, which must pass without the fault. If
 the named test passes, all other tests of behaviour run, and the first that fails is shown: then name that one, or write
@@ -23,9 +22,7 @@ from ..bug import copy_course, make
 from ..first_failure import run_tests
 from . import FAULTS, Fault
 
-TABLE = Path(__file__).with_name("caught.md")
 BEHAVIOUR = ["tests/test_contract.py", *(f"tests/{name}" for name in ("stages", "common", "serving", "distributed"))]
-RULE = "|---|---|---|---|---|\n"  # below the head of the table
 
 
 def main() -> int:
@@ -47,8 +44,6 @@ def main() -> int:
             said.append(f"it is not caught by {fault.caught_by}, but by {found or 'none'}")
         print(f"bug {fault.number}: {caught or 'NOT CAUGHT'} after {seconds:.0f} s", *said, sep="\n    ", flush=True)
         wrong += len(said)
-        if args.write and caught:
-            write_row(fault, caught, seconds)
     print(f"{wrong} wrong")
     return min(wrong, 1)
 
@@ -80,14 +75,6 @@ def reproduction(fault: Fault) -> list[str]:
 
 def run(folder: Path) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "reproduce.py"], cwd=folder, capture_output=True, text=True)
-
-
-def write_row(fault: Fault, caught: str, seconds: float) -> None:
-    """Write one row of the table; the others stay."""
-    head, rule, table = TABLE.read_text(encoding="utf-8").partition(RULE)
-    rows = {int(row.split("|")[1]): row for row in table.splitlines()}
-    rows[fault.number] = f"| {fault.number} | {fault.stage} | {fault.symptom} | `{caught}` | {seconds:.0f} |"
-    TABLE.write_text(head + rule + "".join(f"{rows[number]}\n" for number in sorted(rows)), encoding="utf-8")
 
 
 if __name__ == "__main__":

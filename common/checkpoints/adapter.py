@@ -10,7 +10,6 @@ corpus's, in which each answer of a chat has another beginning and end.
 """
 
 import re
-import signal
 from pathlib import Path
 
 import torch
@@ -25,7 +24,7 @@ from common.terminal import parser_of, run_to_end
 from .corpus import document
 from .recipes import Phase
 from .tokenizer import FOLDER
-from .train import SNAPSHOT_EVERY, THREADS, Training
+from .train import THREADS, Training
 
 RANK, ALPHA = 4, 8
 TARGETS = ("q_proj", "v_proj", "o_proj", "down_proj")
@@ -83,15 +82,7 @@ def main() -> int:
     args = parser_of("python -m common.checkpoints.adapter", __doc__).parse_args()
     expect_writable(args.out / WEIGHTS)
     torch.set_num_threads(THREADS)
-    training = AdapterTraining(args.out, args.steps)
-    training.resume()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, training.stop)
-    training.train(SNAPSHOT_EVERY)
-    if training.step < args.steps:
-        return 130
-    training.export()
-    return 0
+    return AdapterTraining(args.out, args.steps).run()
 
 
 if __name__ == "__main__":

@@ -18,8 +18,6 @@ import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from random import Random
-from signal import SIGINT, SIGTERM
-from signal import signal as set_handler
 from typing import NamedTuple
 
 import torch
@@ -35,7 +33,7 @@ from common.terminal import StatusLine, note, parser_of, run_to_end
 
 from .conversations import hidden_states, shard_file, write_conversations
 from .recipes import Phase
-from .train import SNAPSHOT_EVERY, THREADS, Training
+from .train import THREADS, Training
 
 WIDTH, LAYERS, HEADS = 176, 2, 3  # 49,152 tokens in bfloat16 are then 17 MB, the layers 2 MB
 OTHERS = 2048  # tokens beside the likely ones whose scores a step computes on a CPU
@@ -208,16 +206,7 @@ def make_drafter(model: str | None, folder: Path, shards: int, steps: int, devic
         write_conversations(target, folder, range(shards), status)
     write_config(target, folder)
     phase = Phase(steps, TOKENS_PER_STEP[where.type], mix="conversations", peak_rate=0.012)
-    training = Distillation(target, folder, range(shards), phase)
-    training.resume()
-    for number in (SIGINT, SIGTERM):
-        set_handler(number, training.stop)
-    training.train(SNAPSHOT_EVERY)
-    if training.step < steps:
-        note(f"stopped after step {training.step}; the same command goes on from there")
-        return 130
-    training.export()
-    return 0
+    return Distillation(target, folder, range(shards), phase).run()
 
 
 def has_bfloat16() -> bool:

@@ -9,17 +9,18 @@ It trains the very model file that the servers run: `attend` is causal attention
 nothing else differs. Rows are packed with whole documents and always begin with one, as a prompt does. Matrices are
 trained with Muon (Jordan et al., 2024), the embedding and the norms with AdamW.
 
-Every 200 steps, and on SIGTERM, the state goes to `work/`, and the same command resumes from there, with the same
-result: a document is a pure function of its index, so the position in the corpus is one integer.
+Every 200 steps, on Ctrl-C and on SIGTERM, the state goes to `work/`, and the same command resumes from there, with the
+same result: a document is a pure function of its index, so the position in the corpus is one integer.
 """
 
 import json
 import math
-import signal
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from signal import SIGINT, SIGTERM
+from signal import signal as set_handler
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +33,7 @@ from common.loader import load_model
 from common.loader.config import read_config
 from common.loader.weights import checkpoint_names
 from common.model import Transformer
-from common.terminal import StatusLine, note, parser_of
+from common.terminal import StatusLine, note, parser_of, run_to_end
 
 from .corpus import document
 from .packing import own_tokens, packed_rows
@@ -127,8 +128,20 @@ class Training:
                 scale = depth_scale if path.endswith(("output.weight", "down.weight")) else 1.0
                 torch.nn.init.normal_(parameter, std=0.02 * scale)
 
+    def run(self) -> int:
+        """Train from the last snapshot on, and export; return the exit status. A signal ends it with a snapshot."""
+        self.resume()
+        for number in (SIGINT, SIGTERM):
+            set_handler(number, self.stop)
+        self.train(SNAPSHOT_EVERY)
+        if self.step < self.phase.steps:
+            note(f"stopped after step {self.step}; the same command goes on from there")
+            return 130
+        self.export()
+        return 0
+
     def stop(self, *_) -> None:
-        """End after the step that is running, with a snapshot: the handler of SIGTERM."""
+        """End after the step that is running, with a snapshot."""
         self.stop_at = 0
 
     def save_snapshot(self) -> None:
@@ -231,19 +244,14 @@ class Training:
         print(f"{self.name}: {whole['parameters']:,} parameters, held-out loss {record['held_out_loss']}")
 
 
-def main() -> None:
+def main() -> int:
     parser = parser_of("python -m common.checkpoints.train", __doc__)
     args = parser.parse_args()
     if not 1 <= args.phase <= len(PHASES[args.name]):
         parser.error(f"--phase: the {args.name} has phases 1 to {len(PHASES[args.name])}")
     torch.set_num_threads(THREADS)
-    training = Training(args.name, args.phase, FOLDER / args.name, FOLDER / "work")
-    training.resume()
-    signal.signal(signal.SIGTERM, training.stop)
-    training.train(SNAPSHOT_EVERY)
-    if training.step == training.phase.steps:
-        training.export()
+    return Training(args.name, args.phase, FOLDER / args.name, FOLDER / "work").run()
 
 
 if __name__ == "__main__":
-    main()
+    run_to_end(main)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from common.checkpoints import conversations, drafter
+from common.checkpoints import conversations, drafter, train
 from common.checkpoints.tokenizer import FOLDER
 from common.checkpoints.train import causal_attention
 from common.loader import load_model
@@ -25,7 +25,7 @@ def small(monkeypatch):
         monkeypatch.setattr(conversations, name, value)
     for name, value in {"WIDTH": 32, "HEADS": 1, "OTHERS": 256, "has_bfloat16": lambda: False}.items():
         monkeypatch.setattr(drafter, name, value)
-    monkeypatch.setattr(drafter, "set_handler", lambda *_: None)  # pytest's own stay
+    monkeypatch.setattr(train, "set_handler", lambda *_: None)  # pytest's own stay
 
 
 def stopped_after(monkeypatch, owner, name: str, calls: int) -> None:

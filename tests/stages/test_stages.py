@@ -150,15 +150,6 @@ def test_transformers_does_not_warn_of_a_prompt_that_the_engine_refuses(loaded, 
     assert warnings == []
 
 
-@pytest.mark.parametrize("stage", STAGES)
-def test_help(monkeypatch, capsys, stage):
-    status, output, _ = run_main(monkeypatch, capsys, stage, "--help")
-    assert status == 0
-    assert re.search(rf"Stage {stage[:2]}, .+\.", output)
-    for option in ("--demo", "--prompt TEXT", "--serve", "--model NAME", "--show-stats", "--max-tokens"):
-        assert option in output
-
-
 # ---- Finding stages ----
 
 

@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from common.setup.machine import usable_cores
-
-ROOT = Path(__file__).resolve().parents[2]
+from common.stages import ROOT
 
 
 def hardware(device: torch.device) -> dict[str, Any]:

@@ -16,11 +16,10 @@ from common.bench.harness import Benchmark, Headline, Run, run_process
 from common.bench.run import beside_reference, pick, run_benchmark
 from common.bench.settings import Settings
 from common.bench.suite import Suite
-from common.stages import stage_folder
+from common.stages import ROOT, stage_folder
 from tests.helpers.measured_here import shrink_measurements
 from tests.helpers.serving_stage_03 import wait_until
 
-ROOT = Path(__file__).resolve().parents[2]
 VALUES = {"before": 2.0, "now": 4.0}
 HEADLINE = Headline("{length} tokens", "tokens/s", tuple(VALUES), lambda sizes, side: side["value"])
 SIDE = """

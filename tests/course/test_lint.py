@@ -2,11 +2,11 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from common.stages import ROOT
+
 LIGHT = ["[0-9]*/engine.py", "[0-9]*/benchmark.py", "common/bench/[a-z]*.py", "common/bench/gpu/[a-z]*.py"]
 HEAVY_PACKAGES = ["flask", "fastapi", "uvicorn", "httpx", "ray", "matplotlib", "rich"]
 

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -15,8 +14,8 @@ import torch
 from common.bench import run as command_line
 from common.bench.gpu.__main__ import run
 from common.bench.gpu.tests import files_with_marked
+from common.stages import ROOT
 
-ROOT = Path(__file__).parents[2]
 CELLS = json.loads((ROOT / "gpu.ipynb").read_text(encoding="utf-8"))["cells"]
 CODE = [cell for cell in CELLS if cell["cell_type"] == "code"]
 

@@ -22,11 +22,11 @@ from common.loader.shard import Shard
 from common.model import rope_frequencies
 from common.packages import packaged_model
 from common.reference import Reference
-from common.sampling import SamplingParams
 from common.stages import load_engine, stage_folders
 from common.toml import read_toml
 from tests.common.test_any_model import STAGES
 from tests.helpers import gguf_files
+from tests.helpers.engine_options import endless
 from tests.helpers.gguf_files import LLAMA, write
 from tests.helpers.small_models import refusal
 
@@ -38,7 +38,7 @@ WRONG_COUNTS = [  # magic, version, tensors, fields, length of a name
     (0, "<I", 0), (4, "<I", 9), (8, "<Q", 2**60), (16, "<Q", 2**40), (8, "<Q", 2**15), (16, "<Q", 2**15),
     (24, "<Q", 2**62),
 ]  # fmt: skip
-PARAMS = SamplingParams(max_tokens=6, ignore_eos=True)
+PARAMS = endless(6)
 
 
 def library_model(path) -> torch.nn.Module:

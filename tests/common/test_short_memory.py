@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from common.errors import out_of_memory
-from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine
+from tests.helpers.engine_options import endless
 from tests.helpers.serving_openai import openai_server
 
 PAGED = {"05": {}, "06": {}, "07": {"num_draft_tokens": 2}}
@@ -19,7 +19,7 @@ PAGED = {"05": {}, "06": {}, "07": {"num_draft_tokens": 2}}
 def test_without_max_tokens_an_answer_may_fill_the_pool(loaded, stage):
     engine = load_engine(stage)(loaded, kv_memory="1M", **PAGED[stage])
     assert engine.max_model_len < loaded.config.context_length
-    params = SamplingParams(max_tokens=None, ignore_eos=True)
+    params = endless(None)
     [request] = engine.generate([[5] * 20], params)
     assert (request.num_tokens, request.finish_reason) == (engine.max_model_len, "length")
     with pytest.raises(ValueError, match="--kv-memory"):

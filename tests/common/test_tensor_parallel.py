@@ -25,6 +25,7 @@ from common.parallel.engine import Follower, TensorParallelEngine
 from common.parallel.ranks import RankLost, Ranks
 from common.sampling import SamplingParams
 from common.stages import ROOT, load_engine
+from tests.helpers.engine_options import endless
 from tests.helpers.interruptions import Interruptions
 
 GREEDY = SamplingParams(max_tokens=16)
@@ -95,7 +96,7 @@ def test_without_a_seed_all_ranks_reject_the_same_draft_tokens(two, loaded, prom
     Rank 0 draws the same seeds in each run: with some, rounding decides, which is not the same on one rank.
     """
     monkeypatch.setattr("secrets.randbits", Random(1).getrandbits)
-    params = SamplingParams(max_tokens=24, temperature=1.0, ignore_eos=True)
+    params = endless(24, temperature=1.0)
     engine, alone = TensorParallelEngine(two, "07", **STAGES["07"]), load_engine("07")(loaded, **STAGES["07"])
     requests = [engine.add(prompt, params) for prompt in prompts[:4]]
     twins = [alone.add(prompt, params) for prompt in prompts[:4]]
@@ -110,7 +111,7 @@ def test_without_a_seed_all_ranks_reject_the_same_draft_tokens(two, loaded, prom
 
 def test_requests_that_join_late_leave_early_or_are_refused(two, loaded, prompts):
     """With so little memory that some requests are preempted, too."""
-    params, short = SamplingParams(max_tokens=24, ignore_eos=True), sorted(prompts, key=len)[:6]
+    params, short = endless(24), sorted(prompts, key=len)[:6]
     alone = load_engine("05")(loaded).generate(short, params)
     page = 4 * two.loaded.config.kv_bytes_per_token(torch.float32)
     engine = TensorParallelEngine(two, "05", kv_memory=24 * page, page_size=4)
@@ -195,7 +196,7 @@ def test_a_rank_that_is_killed_or_hangs_ends_all(own_two, monkeypatch, sent, cal
     """In a collective, or where rank 0 waits for an answer, or for room in a pipe that nothing reads."""
     engine = TensorParallelEngine(own_two, "05")
     monkeypatch.setattr(ranks, "ANSWER_SECONDS", 1.0)
-    engine.add(STORY, SamplingParams(max_tokens=3000, ignore_eos=True))
+    engine.add(STORY, endless(3000))
     threading.Timer(0.5, own_two._followers[0].send_signal, [getattr(signal, sent)]).start()
     assert_lost(engine, own_two, says, partial(getattr(engine, call), *[[5] * 3000] * (call == "add")))
 
@@ -213,7 +214,7 @@ def test_an_interrupted_step_ends_all_ranks(own_two, monkeypatch):
 
 def test_a_rank_that_fails_says_why(own_two):
     engine, two = TensorParallelEngine(own_two, "05"), own_two
-    engine.add(STORY, SamplingParams(max_tokens=3000, ignore_eos=True))
+    engine.add(STORY, endless(3000))
     with suppress(RankLost):  # where the answer is here before `tell` returns
         two.tell("add", [4096], GREEDY, "unknown to rank 0", 0)
     assert_lost(engine, two, "rank 1 of 2 failed: InvalidInput: token id 4096")

@@ -23,6 +23,7 @@ import psutil  # noqa: E402 (comes with ray, which puts it on the path)
 from common.distributed import cluster as module  # noqa: E402 (not if ray is missing)
 from common.distributed import joining  # noqa: E402
 from common.distributed.cluster import Cluster, plan  # noqa: E402
+from tests.helpers.serving_stage_03 import wait_until  # noqa: E402
 
 pytestmark = pytest.mark.ray
 SECONDS = 60.0  # for anything to happen
@@ -62,10 +63,7 @@ def processes_of_ray(token: str) -> list[psutil.Process]:
 
 def assert_all_end(token: str) -> None:
     """Raise AssertionError unless all end in 10 seconds. By themselves workers of a lost head live on for a minute."""
-    give_up = time.monotonic() + 10
-    while left := processes_of_ray(token):
-        assert time.monotonic() < give_up, left
-        time.sleep(0.05)
+    wait_until(lambda: not processes_of_ray(token), 10)
 
 
 @pytest.fixture(scope="class")

@@ -4,14 +4,14 @@ import atexit
 import multiprocessing
 import os
 import signal
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 
 from common.distributed import nixl_transport, page_transport
+from tests.helpers.serving_stage_03 import wait_until
 
 try:
     nixl_transport.nixl()
@@ -49,13 +49,6 @@ def arrived(transfer) -> bool:
     return transfer.done()
 
 
-def eventually(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.005)
-
-
 @pytest.mark.parametrize(
     ("skip", "kind"),
     [(0, torch.float32), (2, torch.float32), (6, torch.float32), (0, torch.bfloat16),
@@ -66,7 +59,7 @@ def test_pages_arrive_as_they_were_sent_and_nothing_else_is_touched(skip, kind):
     with transport(pools) as sender, transport([torch.zeros_like(pool) for pool in pools]) as receiver:
         transfer = receiver.receive(sender.send("a", SOURCE), skip, PLACES[skip:], lambda: told.append("final"))
         assert arrived(transfer) and transfer.final and transfer.seconds > 0
-        eventually(lambda: told == ["final"])
+        wait_until(lambda: told == ["final"])
         assert transfer.bytes == sum(pool[0].nbytes for pool in sender.pools) * (6 - skip)
         for got, sent in zip(receiver.pools, sender.pools, strict=True):
             assert torch.equal(got[PLACES[skip:]], sent[SOURCE[skip:]])
@@ -126,7 +119,7 @@ def test_a_cancelled_transfer_does_not_begin(ends):
     transfer = receiver.receive(ticket, 0, PLACES)
     transfer.cancel()
     queue.put(transfer)
-    eventually(lambda: transfer.final)
+    wait_until(lambda: transfer.final)
     assert not any(pool.any() for pool in receiver.pools)
     with pytest.raises(ConnectionError, match="cancelled"):
         transfer.done()
@@ -183,18 +176,18 @@ def test_a_sender_may_stop_go_on_and_die_and_its_successor_is_another(monkeypatc
                 pages.zero_()
                 os.kill(process.pid, signal.SIGSTOP)
                 transfer = receiver.receive(stale, 0, range(64))
-                eventually(lambda: fails(transfer))
+                wait_until(lambda: fails(transfer))
             transfer.cancel()
             assert not transfer.final, "bytes may still arrive"
             os.kill(process.pid, signal.SIGCONT)
-            eventually(lambda: transfer.final)
+            wait_until(lambda: transfer.final)
             assert (pages == 3).all(), "they did arrive"
             dying = receiver.receive(stale, 0, range(64))
             process.kill()
             process.join()
-            eventually(lambda: dying.final)  # done, or failed: one or the other
+            wait_until(lambda: dying.final)  # done, or failed: one or the other
         later = receiver.receive(stale, 0, range(64))
-        eventually(lambda: later.final)
+        wait_until(lambda: later.final)
         assert fails(later)
         pages.zero_()
         with other_process() as (ticket, process, pipe):

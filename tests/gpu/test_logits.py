@@ -14,8 +14,8 @@ from common.bench.workloads import random_prompt
 from common.checkpoints.corpus import document
 from common.loader import load_model
 from common.loader.weights import empty_model
-from common.sampling import SamplingParams
 from common.stages import load_stage_module
+from tests.helpers.engine_options import endless
 from tests.helpers.triton_marks import on_cpu
 
 GPU = pytest.mark.gpu
@@ -50,7 +50,7 @@ def test_log_probabilities_in_bfloat16_are_near_those_in_float32(models, stage):
         prompts += [loaded.tokenizer(document(i, "logits"))["input_ids"][:n] for i, n in enumerate(LENGTHS)]
     attend = load_stage_module("01", "engine").causal_attention
     errors, likeliest = [], []
-    answers = engine.generate(prompts, SamplingParams(max_tokens=ANSWER, ignore_eos=True, logprobs=20))
+    answers = engine.generate(prompts, endless(ANSWER, logprobs=20))
     for prompt, answer in zip(prompts, answers, strict=True):
         text = torch.tensor(prompt + answer.token_ids, device=loaded.device)
         hidden = exact(text, torch.arange(len(text), device=loaded.device), attend)[len(prompt) - 1 : -1]

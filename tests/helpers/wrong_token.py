@@ -1,12 +1,8 @@
 """Which of two lists of token ids is wrong where, in words: a bare comparison of numbers says nothing to a learner."""
 
-from functools import lru_cache
-
-from tokenizers import Tokenizer
-
+from common.bench.workloads import bundled_tokenizer
 from common.errors import counted
 from common.learn.milestones.pictures import first_difference
-from common.loader import find_checkpoint
 
 
 def wrong_token(found: object, wanted: object) -> list[str] | None:
@@ -35,10 +31,6 @@ def are_ids(value: object) -> bool:
 
 def text(token_ids: list[int]) -> str:
     """Return the text of the ids that the vocabulary has: a broken engine may give others."""
-    known = [token_id for token_id in token_ids if 0 <= token_id < tokenizer().get_vocab_size()]
-    return tokenizer().decode(known, skip_special_tokens=False)
-
-
-@lru_cache
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(find_checkpoint(None, with_weights=False) / "tokenizer.json"))
+    tokenizer = bundled_tokenizer()
+    known = [token_id for token_id in token_ids if 0 <= token_id < tokenizer.get_vocab_size()]
+    return tokenizer.decode(known, skip_special_tokens=False)

@@ -12,7 +12,7 @@ from common.inspector.screenshots import SCENES
 from common.inspector.watched import Watched
 from common.sampling import SamplingParams
 from common.stages import load_engine
-from tests.helpers.engine_options import drain
+from tests.helpers.engine_options import drain, endless
 
 OPTIONS = {"07": {"num_draft_tokens": 3}, "08": {"kv_memory": "16M", "num_draft_tokens": 3}}
 PROMPTS = ["The capital of France is", "Count from 1 to 30.", "What is 2+2?"]
@@ -38,7 +38,7 @@ def updates(watched: Watched) -> list[dict]:
 @pytest.mark.parametrize("stage", [*SCENES, "06+overlap"])
 def test_updates_add_up_to_what_the_engine_has_done(loaded, stage):
     """And its tokens are those of an engine that is not watched."""
-    params = SamplingParams(max_tokens=9, ignore_eos=True)
+    params = endless(9)
     plain = load_engine(stage[:2])(loaded, **OPTIONS.get(stage, {})).generate(PROMPTS, params)
     watched = watched_engine(stage, loaded)
     requests = [watched.add(prompt, params) for prompt in PROMPTS]

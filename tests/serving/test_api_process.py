@@ -20,6 +20,7 @@ from common.serving.api_process import RemoteEngine, Steps
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine, stage_folder
 from common.structured_output import Structure
+from tests.helpers.engine_options import endless
 from tests.helpers.serving_openai import PROMPT
 
 
@@ -81,7 +82,7 @@ def remote(loaded, request):
 @pytest.mark.parametrize("remote", [4], indirect=True)
 def test_with_an_interval_reports_come_with_that_many_tokens(remote):
     _, api, step = remote
-    request, lengths = api.add(PROMPT, SamplingParams(max_tokens=11, ignore_eos=True)), []
+    request, lengths = api.add(PROMPT, endless(11)), []
     while not request.finished:
         step()
         lengths.append(len(request.token_ids))
@@ -102,7 +103,7 @@ def test_a_form_is_compiled_beside_the_steps(remote, monkeypatch):
     monkeypatch.setattr(Structure, "check", slow_check)
     form = SamplingParams(max_tokens=3, structure=Structure('start: "a" "b"~2', tried=True))
     slow, dropped = (api.add(PROMPT, form) for _ in range(2))
-    plain = api.add(PROMPT, SamplingParams(max_tokens=20, ignore_eos=True))
+    plain = api.add(PROMPT, endless(20))
     while not plain.finished:
         step()
     assert not slow.token_ids and len(engine.requests) == 0

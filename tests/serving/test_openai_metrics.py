@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from common.sampling import SamplingParams
 from common.serving import metrics
 from common.stages import ROOT, load_engine
+from tests.helpers.engine_options import endless
 from tests.helpers.serving_openai import ENDLESS, openai_server
 from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
 
@@ -89,7 +89,7 @@ def test_waiting_requests_cost_a_step_nothing(loaded):
     engine = load_engine("06")(loaded, max_running=1, token_budget=64)
     measured = metrics.Measured(engine, "bundled")
     for number in range(20):
-        measured.add([5 + number] * 100, SamplingParams(max_tokens=2, ignore_eos=True))
+        measured.add([5 + number] * 100, endless(2))
     engine.requests = Unseen(engine.requests)
     for tokens in (0, 100):
         measured.step()

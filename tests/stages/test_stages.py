@@ -17,7 +17,7 @@ from common.sampling import SamplingParams
 from common.serving.options import url_of
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import ROOT, load_engine, load_stage_module, stage_folder, stage_folders
-from tests.helpers.engine_options import drain
+from tests.helpers.engine_options import drain, endless
 from tests.helpers.small_models import LLAMA_FILE
 
 STAGES = [folder.name for folder in stage_folders()]
@@ -42,7 +42,7 @@ def run_main(monkeypatch, capsys, stage: str, *arguments: str) -> tuple[int | st
 
 @pytest.fixture(scope="module")
 def expected(loaded) -> Request:
-    return load_engine("02")(loaded).generate([STORY], SamplingParams(max_tokens=5, ignore_eos=True))[0]
+    return load_engine("02")(loaded).generate([STORY], endless(5))[0]
 
 
 @pytest.mark.parametrize("stage", STAGES)
@@ -70,7 +70,7 @@ def test_a_prompt_and_its_figures(monkeypatch, capsys, expected, tmp_path, stage
 
 
 def test_stop_strings_and_seeds_on_the_command_line(monkeypatch, capsys, loaded):
-    [full] = load_engine("02")(loaded).generate([STORY], SamplingParams(max_tokens=16, ignore_eos=True))
+    [full] = load_engine("02")(loaded).generate([STORY], endless(16))
 
     def output(*options: str) -> str:
         arguments = ["--prompt", STORY, "--max-tokens", "16", "--ignore-eos", "--device", "cpu", *options]
@@ -112,7 +112,7 @@ def test_what_cannot_keep_8_bits_is_refused(tmp_path):
 def test_prompts_are_scored_as_they_are_served(loaded):
     """With K and V of 8 bits: each token's log-probability is about the one with which stage 06 has drawn it."""
     rounded = load_model(device="cpu", dtype="float32", kv_dtype="int8")
-    [story] = load_engine("06")(rounded).generate([STORY], SamplingParams(max_tokens=60, ignore_eos=True, logprobs=0))
+    [story] = load_engine("06")(rounded).generate([STORY], endless(60, logprobs=0))
     scored = {}
     for name, each in (("plain", loaded), ("rounded", rounded)):
         engine = Scoring(load_engine("06")(each))

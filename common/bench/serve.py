@@ -29,14 +29,14 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput, expect_writable
-from common.terminal import add_table, note, positive, run_to_end
+from common.terminal import add_table, note, parser_of, run_to_end
 
 from . import plots
 from .client import Target, find_target, generate_load
 from .documents import write_json
 from .metrics import LATENCIES, LoadResult
 from .plots import short
-from .workloads import WORKLOADS, worded_jobs
+from .workloads import worded_jobs
 
 CONCURRENCIES = [1, 4, 8, 16, 32, 64]
 REQUESTS, REQUESTS_PER_CLIENT = 64, 4
@@ -74,18 +74,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("python -m common.bench.serve", description=__doc__, formatter_class=form)
-    add = parser.add_argument
-    add("--url", required=True, help="such as http://127.0.0.1:8000")
+    parser = parser_of("python -m common.bench.serve", __doc__)
     add_server_options(parser, endpoint="completions")
     axis = parser.add_mutually_exclusive_group()
     default = ",".join(map(str, CONCURRENCIES))
     axis.add_argument("--concurrency", metavar="N,N,...", type=partial(numbers, int), help=f"clients ({default})")
     axis.add_argument("--rate", metavar="R,R,...", type=partial(numbers, float), help="requests arriving per second")
-    default = f"default: {REQUESTS}, or {REQUESTS_PER_CLIENT} for each client where that is more"
-    add("--requests", metavar="N", type=positive, help=f"of each run, at least one for each client ({default})")
-    add("--workload", choices=WORKLOADS, default="mixed", help="default: mixed lengths")
     add_table(parser, "of the load generator")
     args = parser.parse_args(arguments)
     args.axis = "rate" if args.rate else "concurrency"

@@ -1,6 +1,7 @@
-"""Build the book: prepare its pages, then let Sphinx make the site. `python3 course.py book` runs it."""
+"""Make a website of the course: README, lessons with their diffs side by side and their recordings, glossary, sources,
+workshop. It needs no server and no network: open its index.html in a browser. (Sphinx makes it of prepared pages.)
+"""
 
-import argparse
 import html
 import io
 import os
@@ -18,7 +19,7 @@ from typing import Any
 from common.errors import InvalidInput
 from common.setup.environment import install
 from common.stages import ROOT
-from common.terminal import StatusLine, note, run_to_end
+from common.terminal import StatusLine, note, parser_of, run_to_end
 
 from .pages import Pages
 
@@ -39,13 +40,8 @@ SETTINGS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    about = (
-        "Make a website of the course: README, lessons with their diffs side by side and their recordings, glossary, "
-        "sources, workshop. It needs no server and no network: open its index.html in a browser."
-    )
-    parser = argparse.ArgumentParser("course.py book", description=about)
-    parser.add_argument("--out", type=Path, default=ROOT / "book", metavar="DIR", help="default: book, in the course")
-    out = parser.parse_args(arguments).out.resolve()
+    out = parser_of("course.py book", __doc__).parse_args(arguments).out or ROOT / "book"
+    out = out.resolve()
     if out.exists() and not (out / ".buildinfo").exists():  # which Sphinx leaves
         raise InvalidInput(f"{out} exists and is no book: name a folder with --out that may be made, or made again.")
     need_generator()

@@ -9,7 +9,6 @@ The stage on the course's front page has six moving seconds, too, watch_light.we
 README.md says how to get Chromium and Playwright.
 """
 
-import argparse
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +22,7 @@ from common.loader import Loaded, chat_prompt, load_model
 from common.sampling import SamplingParams
 from common.setup.machine import browser
 from common.stages import load_engine, stage_folder
-from common.terminal import run_to_end
+from common.terminal import parser_of, run_to_end
 
 from .document import read_recording, write_recording
 from .feed import Tape
@@ -133,13 +132,10 @@ def crop_for_front_page(picture: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--stages", nargs="+", default=list(SCENES), choices=list(SCENES))
-    parser.add_argument("--renew", action="store_true", help="play nothing: keep what is recorded, renew the page")
-    args = parser.parse_args()
+    args = parser_of("python -m common.inspector.screenshots", __doc__).parse_args()
     loaded = None if args.renew else load_model(device="cpu", dtype="float32")
     with chromium() as browser:
-        for stage in args.stages:
+        for stage in args.stages or SCENES:
             recording = stage_folder(stage) / "results" / "watch.html"
             write_recording(recording, read_recording(recording) if args.renew else [play(stage, loaded)])
             picture = recording.with_suffix(".png")

@@ -7,7 +7,6 @@ measure on, on the right the card. Where budget.py has run on the card, it has m
 them; elsewhere rates are those of NVIDIA's data sheets.
 """
 
-import argparse
 from pathlib import Path
 
 from common.bench import plots
@@ -16,7 +15,7 @@ from common.bench.gpu.budget import BENCHMARK, LAYER_LAUNCHES, SMALLEST_KERNEL
 from common.bench.tables import LARGE, committed
 from common.loader.device import DTYPES
 from common.model import ModelConfig
-from common.terminal import run_to_end
+from common.terminal import parser_of, run_to_end
 
 SIZES = BENCHMARK.sizes["full"]  # of the steps that were measured
 REQUESTS = [2**i for i in range(10)]
@@ -71,10 +70,7 @@ def draw_roof(panel, title: str, document: dict, points: dict[int, float], conte
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser("python -m common.bench.gpu.roofline", description=__doc__.splitlines()[0])
-    parser.add_argument("--card", choices=CARDS, default="h200")
-    parser.add_argument("--out", type=Path, metavar="PNG")
-    options = parser.parse_args()
+    options = parser_of("python -m common.bench.gpu.roofline", __doc__).parse_args()
     draw(options.card, options.out or Path(__file__).parent / "results" / f"roofline-{options.card}.png")
 
 

@@ -6,7 +6,6 @@ torch's profiler records the steps, which slows Python down a little, and files 
 the PNG.
 """
 
-import argparse
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
@@ -21,7 +20,7 @@ from common.bench.timing import free_memory
 from common.engine import BaseEngine
 from common.errors import InvalidInput
 from common.stages import ROOT
-from common.terminal import run_to_end
+from common.terminal import parser_of, run_to_end
 from common.transfers import ToHost, synchronize
 
 SIZES = BENCHMARK.sizes["full"]
@@ -91,9 +90,8 @@ def draw(ways: dict[str, list[Span]], png: Path, below: str) -> None:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser("python -m common.bench.gpu.timeline", description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, metavar="PNG", default=ROOT / "common/acceleration/timeline.png")
-    png, ways = parser.parse_args().out, {}
+    options, ways = parser_of("python -m common.bench.gpu.timeline", __doc__).parse_args(), {}
+    png = options.out or ROOT / "common/acceleration/timeline.png"
     if not torch.cuda.is_available():
         raise InvalidInput("it needs a CUDA device, and torch sees none here")
     png.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from common.errors import InvalidInput
 from common.loader import Loaded
 from common.model import Attend, Transformer
 from common.request import Request
-from common.sampling import SampledToken, SamplingParams, uniform
+from common.sampling import Drawn, SampledToken, SamplingParams
 from common.stages import load_engine
 from common.terminal import StatusLine
 
@@ -108,15 +108,11 @@ class Conversation:
 def draw_candidates(requests: Sequence[Request], logits: Tensor) -> SimpleNamespace:
     """Draw one token for each request among the likeliest of `logits[B, V]`, as an engine's `draw` does among all.
 
-    The definition in common/sampling.py passes over all V probabilities ten times, in float64.
+    The sampler then passes over these probabilities alone, ten times in float64, and not over all V.
     """
-    params = [request.params for request in requests]
     scores, token_ids = logits.topk(min(CANDIDATES, logits.shape[-1]))
-    weights = (scores / torch.tensor([[each.temperature or 1e-3] for each in params])).softmax(-1)
-    weights[weights < torch.tensor([[each.min_p] for each in params]) * weights[:, :1]] = 0
-    chance = torch.tensor([[uniform(request.seed, len(request.token_ids))] for request in requests])
-    sums = weights.cumsum(-1)
-    chosen = token_ids.gather(-1, (sums < chance * sums[:, -1:]).sum(-1, keepdim=True)).flatten()
+    places = Drawn(scores, requests).token_ids
+    chosen = token_ids.gather(-1, places[:, None]).flatten()
     return SimpleNamespace(token_ids=chosen, tokens=lambda: [SampledToken(each, None) for each in chosen.tolist()])
 
 

@@ -387,7 +387,6 @@ def test_the_tokenizer_comes_with_the_folder_and_a_damaged_one_is_named(tmp_path
 @pytest.mark.parametrize(
     ("capability", "asked", "says"),
     [
-        ((9, 0), (), "device=cuda (a card), dtype=bfloat16 (half the bytes of float32"),
         ((8, 0), (), "device=cuda (a card), dtype=bfloat16 (half the bytes of float32"),
         ((7, 5), (), "device=cuda (a card), dtype=float16 (half the bytes of float32"),
         (None, (), "device=cpu (no CUDA device), dtype=float32 (exact and portable on CPU)"),

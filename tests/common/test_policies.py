@@ -15,6 +15,7 @@ from common.sampling import SamplingParams
 from common.serving.promises import PromiseBroken, Promises
 from common.stages import load_engine, load_stage_module
 from common.trace import Trace
+from tests.helpers.engine_options import drain
 
 STAGES = ["04", "05", "06", "07", "08"]
 
@@ -180,8 +181,7 @@ def test_every_stage_asks_the_policy_and_answers_alike(loaded, stage, policy):
             for priority, tenant in ((1, "a"), (1, "a"), (0, "b"))
         ]
         requests = [engine.add(*pair) for pair in zip(prompts, params, strict=True)]
-        while engine.has_unfinished:
-            engine.step()
+        drain(engine)
         made.append(requests)
         engine.close()
     assert [one.token_ids for one in made[0]] == [one.token_ids for one in made[1]]

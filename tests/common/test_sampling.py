@@ -17,11 +17,11 @@ from common.sampling import SamplingParams, apply_penalties, draw, probabilities
 from tests.helpers import helper_file
 from tests.helpers.triton_marks import devices as kernel_devices
 from tests.helpers.triton_marks import needs_triton
+from tests.stages.test_07_speculative_sampling import chi_square_is_ordinary
 
 devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 DETERMINISTIC = settings(derandomize=True, deadline=None)
 INF = math.inf
-CHI_SQUARE_001 = 24.32  # with 7 degrees of freedom, chance exceeds it once in a thousand times
 
 
 @dataclass
@@ -188,9 +188,8 @@ def test_sampled_frequencies_match_the_exact_probabilities(vary, device):
     if vary == "position":  # of token_ids only the length counts
         requests = [Request(params, token_ids=range(i), seed=11) for i in range(draws)]
     tokens = sample(torch.tensor([logits], device=device).expand(draws, -1), requests)
-    counts = Counter(token.token_id for token in tokens)
-    expected = [p * draws for p in distribution(logits, params)[0]]
-    assert counts[8] == 0 and sum((counts[i] - expected[i]) ** 2 / expected[i] for i in range(8)) < CHI_SQUARE_001
+    expected = {token_id: p for token_id, p in enumerate(distribution(logits, params)[0]) if p}
+    assert chi_square_is_ordinary(Counter(token.token_id for token in tokens), expected)
 
 
 # Weights whose sums are exact in any order, for an exact answer on any device.

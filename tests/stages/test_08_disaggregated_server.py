@@ -1,6 +1,5 @@
 """Stage 08 over HTTP: the command line with Ray's workers, and what clients hear when there are no workers."""
 
-import argparse
 import json
 import os
 import re
@@ -62,10 +61,8 @@ def test_the_command_line_loads_no_weights_for_a_router(monkeypatch, loaded, dev
     made = []
     monkeypatch.setattr(cli, "choose_device", lambda *_: (torch.device(device), torch.float32, ""))
     monkeypatch.setattr(cli, "make_engine", lambda engine_class, loaded, **options: made.append(options))
-    given = {"workers": "ray", "tensor_parallel": 1, "demo": False, "model": None, "token_budget": budget}
-    usual = {"device": "cpu", "dtype": "auto", "load_format": "auto", "model_impl": "auto", "quantization": "auto"}
-    usual |= {"scheduling": "fcfs", "lora": [], "kv_host_memory": None, "kv_disk": None, "kv_disk_memory": "10G"}
-    args = argparse.Namespace(**given, **usual, graphs=None, overlap=None)
+    args = cli.build_parser("").parse_args(["--prompt", "a", "--device", "cpu"])
+    args.workers, args.token_budget = "ray", budget
     router, _ = cli.build_engine(ROOT / "08_disaggregated", load_engine("08"), args)
     assert (router.model is not None) == weights and router.config == loaded.config
     assert made[0]["load_format"] == "auto", "of the workers"

@@ -78,7 +78,7 @@ def tool_grammar(
     tags: Sequence[str],
     several: bool,
     optional: bool,
-    answer: Callable[[], str] | None = None,
+    answer: Callable[[], str] | None,
 ) -> str:
     """Return the grammar of answers that call functions.
 

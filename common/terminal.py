@@ -104,10 +104,9 @@ def named_folder(text: str) -> tuple[str, Path]:
 
 # What the tables of options.toml name.
 KINDS = {
-    **{"int": int, "float": float, "path": Path, "positive": positive, "words": shlex.split},
-    **{"seconds": seconds, "absolute path": absolute, "named folder": named_folder},
-    "either": argparse.BooleanOptionalAction,
-}
+    "int": int, "float": float, "path": Path, "positive": positive, "words": shlex.split, "seconds": seconds,
+    "absolute path": absolute, "named folder": named_folder, "either": argparse.BooleanOptionalAction,
+}  # fmt: skip
 
 
 def markdown(rows: Sequence[Sequence]) -> str:

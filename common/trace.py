@@ -71,10 +71,10 @@ class StepRecord:
 
 
 class Trace:
-    """The last `capacity` steps. Iterating gives `StepRecord`s, oldest first."""
+    """The last 8,192 steps. Iterating gives `StepRecord`s, oldest first."""
 
-    def __init__(self, capacity: int = 8192):
-        self._records: deque[StepRecord] = deque(maxlen=capacity)
+    def __init__(self):
+        self._records: deque[StepRecord] = deque(maxlen=8192)
         self.steps = 0  # since the start, those that have left the buffer included
 
     def __iter__(self) -> Iterator[StepRecord]:

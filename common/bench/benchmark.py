@@ -11,12 +11,8 @@ work one core, so it should lose throughput, and keep its gaps even.
 """
 
 import statistics
-import sys
 from collections.abc import Callable
 from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT))
 
 from common.bench import plots
 from common.bench.compare.panels import SPREAD, story

@@ -138,7 +138,7 @@ async def timed(clients: Iterable[Awaitable[list[RequestRecord]]]) -> LoadResult
     return LoadResult([record for records in answered for record in records], wall, processor)
 
 
-def poisson_arrivals(count: int, rate: float, seed: int | str = 0) -> list[float]:
+def poisson_arrivals(count: int, rate: float, seed: int | str) -> list[float]:
     """Return the moments of `count` arrivals, in seconds, `rate` of them a second on average."""
     rng = Random(f"arrivals/{seed}")
     return list(accumulate(rng.expovariate(rate) for _ in range(count)))

@@ -11,6 +11,7 @@ objective, both divided by the wall time of the whole run. All times are seconds
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy
@@ -40,7 +41,7 @@ class RequestRecord:
 
     @property
     def itl(self) -> list[float]:
-        return [after - before for before, after in zip(self.chunks, self.chunks[1:], strict=False)]
+        return [after - before for before, after in pairwise(self.chunks)]
 
     @property
     def p99_itl(self) -> float:

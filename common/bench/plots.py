@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +244,7 @@ def apart(centers: Sequence[float], heights: Sequence[float]) -> list[float]:
     places = list(centers)
     order = sorted(range(len(places)), key=lambda i: places[i])
     for _ in range(200):  # each pass halves an overlap on both sides; a handful of labels settles at once
-        for low, high in zip(order, order[1:], strict=False):
+        for low, high in pairwise(order):
             overlap = (heights[low] + heights[high]) / 2 - (places[high] - places[low])
             if overlap > 0:
                 places[low] -= overlap / 2

@@ -119,7 +119,7 @@ def redraw(args: argparse.Namespace) -> int:
     ]
     if not documents:
         raise InvalidInput(f"{args.out or 'results/'} holds no results to draw")
-    return 1 if any([draw(benchmark, path) for benchmark, path in documents]) else 0
+    return 1 if any([draw(*each) for each in documents]) else 0
 
 
 # ---- A learner's stage ----

@@ -48,7 +48,7 @@ def by_size(
     return [[name, *(f"{column}, {unit}" if unit else column for column in figures)], *rows]
 
 
-def committed(module: str, name: str = MACHINE) -> dict[str, Any]:
+def committed(module: str, name: str) -> dict[str, Any]:
     """Return the document of a module's benchmark, `<its folder>/results/<name>.json`; {} where there is none."""
     folder = ROOT.joinpath(*module.split(".")[:-1])
     return read_json(folder / "results" / f"{name}.json") or {}

@@ -24,7 +24,7 @@ REPEATS = 30
 def median_seconds(
     function: Callable,
     device: torch.device,
-    inputs: Sequence[tuple] = ((),),
+    inputs: Sequence[tuple],
     *,
     graph: bool = True,
     repeats: int = REPEATS,

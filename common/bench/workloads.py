@@ -123,7 +123,7 @@ def page_tokens(tokenizer) -> list[int]:
     return tokenizer(pages, verbose=False)["input_ids"]  # it would warn that this is longer than the context
 
 
-def random_prompt(tokens: int, vocab_size: int, seed: int | str = 0) -> list[int]:
+def random_prompt(tokens: int, vocab_size: int, seed: int | str) -> list[int]:
     """Return token ids without a meaning, for when only their number matters."""
     rng = Random(f"prompt/{seed}")
     return [rng.randrange(vocab_size) for _ in range(tokens)]

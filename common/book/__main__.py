@@ -40,8 +40,7 @@ SETTINGS = {
 
 
 def main(arguments: list[str] | None = None) -> int:
-    out = parser_of("course.py book", __doc__).parse_args(arguments).out or ROOT / "book"
-    out = out.resolve()
+    out = (parser_of("course.py book", __doc__).parse_args(arguments).out or ROOT / "book").resolve()
     if out.exists() and not (out / ".buildinfo").exists():  # which Sphinx leaves
         raise InvalidInput(f"{out} exists and is no book: name a folder with --out that may be made, or made again.")
     need_generator()

@@ -111,8 +111,7 @@ def draw_candidates(requests: Sequence[Request], logits: Tensor) -> SimpleNamesp
     The sampler then passes over these probabilities alone, ten times in float64, and not over all V.
     """
     scores, token_ids = logits.topk(min(CANDIDATES, logits.shape[-1]))
-    places = Drawn(scores, requests).token_ids
-    chosen = token_ids.gather(-1, places[:, None]).flatten()
+    chosen = token_ids.gather(-1, Drawn(scores, requests).token_ids[:, None]).flatten()
     return SimpleNamespace(token_ids=chosen, tokens=lambda: [SampledToken(each, None) for each in chosen.tolist()])
 
 

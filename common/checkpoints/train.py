@@ -57,7 +57,7 @@ def causal_attention(rows: int):
     return attend
 
 
-def loss_on(model: Transformer, rows: Tensor, own: Tensor, teacher: Transformer | None = None) -> Tensor:
+def loss_on(model: Transformer, rows: Tensor, own: Tensor, teacher: Transformer | None) -> Tensor:
     """Return the mean cross-entropy in nats over the next tokens in `rows[R, S + 1]` where `own[R, S + 1]` is true.
 
     With a teacher, the wanted distribution is the teacher's, not the token that follows. Matrix products in bfloat16.

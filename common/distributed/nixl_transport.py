@@ -217,9 +217,7 @@ class NixlTransport:
 class NixlTransfer:
     """Pages on their way into reserved ones. `bytes` is known from the start, `seconds` at the end."""
 
-    def __init__(
-        self, ticket: Ticket, skip: int, pages: list[int], page_bytes: int, on_done: Callable[[], None] = lambda: None
-    ):
+    def __init__(self, ticket: Ticket, skip: int, pages: list[int], page_bytes: int, on_done: Callable[[], None]):
         self.ticket, self.skip, self.pages, self.on_done = ticket, skip, pages, on_done
         self.bytes, self.seconds = page_bytes * len(pages), 0.0
         self.start, self.cancelled, self.failure = time.perf_counter(), False, ""

@@ -27,7 +27,7 @@ BACK_OFF_SECONDS = 0.5  # from a refusal to the next try
 class Clients:
     """All that a page sends to an EngineThread. system: every question of the load begins with it."""
 
-    def __init__(self, engine_thread, view: View, system: str = ""):
+    def __init__(self, engine_thread, view: View, system: str):
         self.thread, self.view, self.system = engine_thread, view, system
         self.long_prompts = False
         self._clients: list[asyncio.Task] = []

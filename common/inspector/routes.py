@@ -26,7 +26,7 @@ from .watched import Watched
 PAGE_HEADERS = {"Cache-Control": "no-store", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
 
 
-def guard(own_name: str, origins: Collection[str] = ()) -> Callable:
+def guard(own_name: str, origins: Collection[str]) -> Callable:
     """Return what keeps out every other page of the same browser, which sends requests to 127.0.0.1 for any of them.
 
     own_name: of this server, beside localhost and addresses. A foreign name that has been made to lead here (DNS

@@ -126,11 +126,6 @@ def film(chromium, recording: Path, picture: Path, scheme: str) -> None:
     page.close()
 
 
-def crop_for_front_page(picture: Path) -> None:
-    """Write the upper half of a stage's picture beside it."""
-    Image.open(picture).crop(TOP).save(picture.with_name("watch_top.png"), optimize=True)
-
-
 def main() -> None:
     args = parser_of("python -m common.inspector.screenshots", __doc__).parse_args()
     loaded = None if args.renew else load_model(device="cpu", dtype="float32")
@@ -141,7 +136,7 @@ def main() -> None:
             picture = recording.with_suffix(".png")
             photograph(browser, recording, picture, SCENES[stage].get("picture"))
             if stage == FRONT:
-                crop_for_front_page(picture)
+                Image.open(picture).crop(TOP).save(picture.with_name("watch_top.png"), optimize=True)
                 for scheme in ("light", "dark"):
                     film(browser, recording, picture.with_name(f"watch_{scheme}.webp"), scheme)
             print(picture, flush=True)

@@ -218,8 +218,8 @@ def tokens_per_second(folder: Path, model: str | None, picture: bool = False) ->
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:
             return process.submit(measure_throughput, folder, model, picture).result()
-        except Exception as error:  # the learner's, or BrokenProcessPool
-            traceback.print_exception(type(error), error, error.__traceback__)
+        except Exception:  # the learner's, or BrokenProcessPool
+            traceback.print_exc()
             sys.exit(f"{folder.name} passes the contract, and fails while it is timed, for the reason above.")
 
 

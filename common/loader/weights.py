@@ -89,7 +89,7 @@ def checkpoint_names(config: ModelConfig) -> list[tuple[str, str, slice]]:
     return names
 
 
-def copy_weights(model: Transformer, folder: Path, shard: Shard = WHOLE, quantization: str = "none") -> None:
+def copy_weights(model: Transformer, folder: Path, shard: Shard, quantization: str) -> None:
     """Fill the model from the folder's safetensors files, or from a GGUF file.
 
     quantization: as for `load_model`.
@@ -204,9 +204,9 @@ def stored_tensors(folder: Path, config: ModelConfig) -> Iterator[tuple[Path, st
             raise InvalidInput(f"{path}: not a complete safetensors file ({error})") from error
 
 
-def same_values(stored: Tensor, loaded: Tensor, rows: int = 4096) -> bool:
+def same_values(stored: Tensor, loaded: Tensor) -> bool:
     """Return whether `loaded[V, hidden_size]` is `stored` converted; compare blocks of rows, since V is large."""
-    blocks = zip(stored.split(rows), loaded.split(rows), strict=False)
+    blocks = zip(stored.split(4096), loaded.split(4096), strict=False)
     return stored.shape == loaded.shape and all(torch.equal(a.to(b), b) for a, b in blocks)
 
 

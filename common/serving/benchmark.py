@@ -91,7 +91,6 @@ BENCHMARK = Benchmark(
     **described(__file__),
     description=__doc__,
     sides={"engine": measure_engine, "server": measure_server, "apart": measure_apart},
-    derive=lambda config, dtype, sizes, measured: {},
     draw=draw,
     headline=Headline(
         "{clients} clients", "output tokens/s", ("engine", "server"), lambda sizes, side: side["tokens_per_second"]

@@ -40,12 +40,12 @@ def limit(name: str) -> str:
     return ""
 
 
-def busy_cores(seconds: float = 0.5) -> tuple[float, list[str]] | None:
-    """Watch for `seconds`: how many cores were busy, and the programs that took 0.2 cores or more, busiest first."""
+def busy_cores() -> tuple[float, list[str]] | None:
+    """Watch half a second: how many cores were busy, and which programs took 0.2 cores or more, busiest first."""
     if psutil is None:
         return None
     list(psutil.process_iter(["cpu_percent"]))  # from now on it counts
-    busy, shares = psutil.cpu_percent(seconds) / 100 * psutil.cpu_count(), Counter()
+    busy, shares = psutil.cpu_percent(0.5) / 100 * psutil.cpu_count(), Counter()
     for one in psutil.process_iter(["name", "cpu_percent"]):
         if one.pid != os.getpid():
             shares[one.info["name"]] += (one.info["cpu_percent"] or 0) / 100

@@ -39,9 +39,13 @@ def test_a_peer_is_asked_what_the_stage_is_asked_and_a_missing_one_is_named(stan
     found = BENCHMARK.derive(None, None, BENCHMARK.sizes_of("tiny"), figures)
     assert found["vLLM bundled alike"] == [8, 8]
     document = {
-        **{"sides": {side: aggregate([each]) for side, each in figures.items()}, "figures": aggregate([found])},
-        **{"sizes": BENCHMARK.sizes_of("tiny"), "missing": {"llama.cpp bundled": "gone"}, "order": [sides]},
-        **{"hardware": hardware(Settings().place()[0]), "settings": Settings().describe()},
+        "sides": {side: aggregate([each]) for side, each in figures.items()},
+        "figures": aggregate([found]),
+        "sizes": BENCHMARK.sizes_of("tiny"),
+        "missing": {"llama.cpp bundled": "gone"},
+        "order": [sides],
+        "hardware": hardware(Settings().place()[0]),
+        "settings": Settings().describe(),
     }
     tables = BENCHMARK.report(document)
     assert [row[0] for row in tables["decode"]] == ["", OURS, "vLLM"] and tables["left out"][1][1] == "gone"

@@ -29,7 +29,7 @@ def answer(side, **others):
     line = {"side": side, "figures": {"value": {"before": 2.0, "now": 4.0}[side], "pid": os.getpid()}} | others
     print("noise", json.dumps(line), sep="\\n", flush=True)
 """
-QUICK, STOP = (Settings(), "quick"), KeyboardInterrupt()
+QUICK = Settings(), "quick"
 ANSWERS = "for side in sides: answer(side, model={})\n"
 
 
@@ -102,17 +102,15 @@ def test_a_side_that_fails_says_why_and_only_it_is_measured_again(write, tmp_pat
 @pytest.mark.parametrize("change", [{}, {"commit": "another"}, {"torch": "1.0"}, {"torch_threads": 64}, {"repeats": 2}])
 def test_what_ctrl_c_has_left_is_resumed_under_the_same_conditions(write, tmp_path, capsys, monkeypatch, change):
     benchmark = write(ANSWERS)
-    monkeypatch.setattr(
-        suite, "run_process", Mock(side_effect=[run_process(Run(benchmark, 0, ("before",)), *QUICK), STOP])
-    )
+    before = run_process(Run(benchmark, 0, ("before",)), *QUICK)
+    monkeypatch.setattr(suite, "run_process", Mock(side_effect=[before, KeyboardInterrupt]))
     with pytest.raises(KeyboardInterrupt):
         suite_of(tmp_path, benchmark).run()
     monkeypatch.setattr(suite, "run_process", run_process)
-    repeats = change.get("repeats", 1)
     monkeypatch.setattr(suite, "hardware", lambda device, facts=suite.hardware: facts(device) | change)
-    assert suite_of(tmp_path, benchmark, repeats=repeats).run() == 0
-    same = not change and repeats == 1
-    assert ("1 process to measure, 1 were measured before" in capsys.readouterr().err) == same
+    assert suite_of(tmp_path, benchmark, repeats=change.get("repeats", 1)).run() == 0
+    resumed = "1 process to measure, 1 were measured before" in capsys.readouterr().err
+    assert resumed == (not change)
 
 
 def test_a_side_that_cannot_be_had_is_named(write, tmp_path):
@@ -170,10 +168,7 @@ def test_an_interruption_ends_the_child_and_what_it_started(write, tmp_path, ctr
 )
 def test_a_ratio_above_one_is_better_unless_the_machine_drifted_or_repeats_disagree(now, better, times, ratio, says):
     repeats = [
-        {
-            "before": {"figures": {"value": 2.0}, "reference_ms": each},
-            "now": {"figures": {"value": x}, "reference_ms": each},
-        }
+        {side: {"figures": {"value": value}, "reference_ms": each} for side, value in {"before": 2.0, "now": x}.items()}
         for x, each in zip(now, times, strict=True)
     ]
     entry = summary.headline_entry(replace(HEADLINE, more_is_better=better), {"length": 8}, repeats)

@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -136,7 +137,7 @@ def test_runs_are_all_slots_once(slots):
     found = [*kv_copies.runs(dict.fromkeys(slots))]
     assert [slot for _, run in found for slot in range(run.start, run.stop)] == slots
     assert [place for here, _ in found for place in range(here.start, here.stop)] == [*range(len(slots))]
-    assert all(before[1].stop < after[1].start for before, after in zip(found, found[1:], strict=False))
+    assert all(before[1].stop < after[1].start for before, after in pairwise(found))
 
 
 # ---- The disk ----

@@ -15,21 +15,21 @@ from common.sampling import SamplingParams
 from common.serving.promises import PromiseBroken, Promises
 from common.stages import load_engine, load_stage_module
 from common.trace import Trace
-from tests.helpers.engine_options import drain
+from tests.helpers.engine_options import drain, endless
 
 STAGES = ["04", "05", "06", "07", "08"]
 
 
 def request(name: str, prompt: int, output: int, **params) -> Request:
-    given = SamplingParams(max_tokens=output, ignore_eos=True, **params)
+    given = endless(output, **params)
     return Request(name, [int(name) % 2] * prompt, given, None, frozenset(), output)
 
 
 class Loop:
     """Stage 06's scheduler without a model: a step runs what it chooses, and each complete sequence gains a token."""
 
-    def __init__(self, pages=64, running=4, budget=16):
-        self.scheduler = load_stage_module("06", "scheduler").Scheduler(running, budget, pages, 4)
+    def __init__(self, pages=64, running=4):
+        self.scheduler = load_stage_module("06", "scheduler").Scheduler(running, 16, pages, 4)
         self.trace, self.requests, self.count = Trace(), {}, 0
         self.served: dict[str, float] = {}  # by tenant, weighted as the paper does
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from types import SimpleNamespace
 from unittest import mock
 
@@ -133,7 +134,7 @@ def test_a_prompt_is_scored_in_pieces_between_steps(loaded, engine):
     assert sleep.mock_calls.count(mock.call(answers.PAUSE)) == 200 // answers.SLICE
     pieces = [place for place, size in enumerate(sizes) if size > 6]
     assert [sizes[place] for place in pieces] == [64] * 3 + [7]
-    assert all(after - before == 2 for before, after in zip(pieces, pieces[1:], strict=False)), "a step between pieces"
+    assert all(after - before == 2 for before, after in pairwise(pieces)), "a step between pieces"
 
 
 def test_prompts_to_be_scored_count_against_the_queue(loaded):

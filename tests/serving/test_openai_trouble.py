@@ -73,7 +73,7 @@ def test_fields_that_change_nothing_are_ignored(service):
     both = (httpx.post(f"{service.url}/v1/chat/completions", content=sent) for sent in (PLAIN, PLAIN[:-1] + MORE))
     one, other = (answer.json()["choices"][0] for answer in both)
     assert one["message"] == other["message"] and len(other["logprobs"]["content"]) == 4
-    assert service.post(prompt="a", **{"max_tokens": 4.0, "logprobs": 1.0, "echo": False}).status_code == 200
+    assert service.post(prompt="a", max_tokens=4.0, logprobs=1.0, echo=False).status_code == 200
 
 
 def test_a_model_without_a_chat_template(loaded):

@@ -187,8 +187,8 @@ TestRouter = machine_test(RouterMachine, 250, 60)
 TestReplicas = machine_test(ReplicaMachine, 60, 60)
 
 
-def until(router, condition, seconds: float = 20.0) -> None:
-    give_up = time.monotonic() + seconds
+def until(router, condition) -> None:
+    give_up = time.monotonic() + 20
     while not condition():
         router.step()
         router.check()
@@ -274,7 +274,7 @@ def test_requests_that_wait_for_room_are_served_in_order():
 
 
 def test_a_worker_that_comes_back_with_less_memory_is_not_killed_by_what_never_fits():
-    router, fleet = fleet_without_model(1, 1, pages=12)
+    router, fleet = fleet_without_model(1, 1)
     long = router.add([1] * 4, endless(18))
     fleet.makers[1] = lambda: WorkerWithoutModel(5)
     fleet.die(1)

@@ -90,8 +90,8 @@ def draw(ways: dict[str, list[Span]], png: Path, below: str) -> None:
 
 def main() -> None:
     """Run the command line."""
-    options, ways = parser_of("python -m common.bench.gpu.timeline", __doc__).parse_args(), {}
-    png = options.out or ROOT / "common/acceleration/timeline.png"
+    options = parser_of("python -m common.bench.gpu.timeline", __doc__).parse_args()
+    png, ways = options.out or ROOT / "common/acceleration/timeline.png", {}
     if not torch.cuda.is_available():
         raise InvalidInput("it needs a CUDA device, and torch sees none here")
     png.parent.mkdir(parents=True, exist_ok=True)

@@ -175,11 +175,12 @@ def test_seeds_differ_and_without_a_seed_chance_decides(engine):
     assert len(set(answers[:6])) >= 4 and len(set(answers[6:])) >= 4
 
 
-def test_logprobs_are_those_of_the_model(engine, reference, prompts, loaded):
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logprobs_are_those_of_the_model(engine, reference, prompts, loaded, temperature):
     # In 8 bits a difference of 1e-6 now and then rounds a number of K or V to the neighbour of the reference's.
     near = 3e-2 if loaded.config.kv_int8 else 1e-4
-    [completion] = engine.generate([prompts[0]], endless(6, logprobs=3))
-    assert len(completion.logprobs) == len(completion.token_ids) == 6
+    [completion] = engine.generate([prompts[0]], endless(12, logprobs=3, temperature=temperature, seed=1))
+    assert len(completion.logprobs) == len(completion.token_ids) == 12
     for i, (token, entry) in enumerate(zip(completion.token_ids, completion.logprobs, strict=True)):
         wanted = reference.next_logits(prompts[0] + completion.token_ids[:i]).log_softmax(-1)
         assert entry.logprob == pytest.approx(wanted[token].item(), abs=near)

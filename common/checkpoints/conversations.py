@@ -13,7 +13,6 @@ from random import Random
 from types import SimpleNamespace
 
 import torch
-import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -25,6 +24,8 @@ from common.request import Request
 from common.sampling import Drawn, SampledToken, SamplingParams
 from common.stages import load_engine
 from common.terminal import StatusLine
+
+from .train import causal_attention
 
 SHARD = 32  # conversations in a file
 AT_ONCE = {"cpu": 64, "cuda": 512}  # requests
@@ -45,14 +46,11 @@ MARK = "\ue000"  # a character for private use, where a turn's text goes
 
 def ragged_attention(lengths: Sequence[int]) -> Attend:
     """`attend` for whole sequences of these lengths, laid end to end."""
+    attend_alone = causal_attention(1)
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        parts = zip(*(x.transpose(0, 1).split(list(lengths), dim=1) for x in (q, k, v)), strict=True)  # [heads, S, D]
-        attended = [
-            F.scaled_dot_product_attention(*(x[None] for x in part), is_causal=True, enable_gqa=True)[0]
-            for part in parts
-        ]
-        return torch.cat(attended, dim=1).transpose(0, 1)
+        parts = zip(*(x.split(list(lengths)) for x in (q, k, v)), strict=True)
+        return torch.cat([attend_alone(layer, *part) for part in parts])
 
     return attend
 

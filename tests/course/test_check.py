@@ -13,7 +13,7 @@ from common.learn.milestones import Failed, read_milestones
 from common.learn.milestones.runner import Runner, run_one
 from common.stages import ROOT, stage_folders
 from common.toml import read_toml
-from tests.helpers.incomplete_stages import edit, patient, without, write
+from tests.helpers.incomplete_stages import edit, patient, without
 
 STAGES = stage_folders()
 STAGE_05 = STAGES[4]
@@ -110,7 +110,7 @@ def test_code_that_runs_for_ever_is_stopped_and_shown(root, loaded_once):
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake["file"][:2])
 def test_a_mistake_is_shown_where_it_lies(tmp_path, loaded_once, mistake):
     file = Path(mistake["file"])
-    write(tmp_path / file.parent, read_files(ROOT / file.parent))
+    start.write_folder(tmp_path / file.parent, read_files(ROOT / file.parent))
     edit(tmp_path / file, mistake["right"], mistake["wrong"])
     milestone = read_milestones(mistake["file"][:2])[mistake["milestone"] - 1]
     with Runner() as runner:
@@ -133,7 +133,7 @@ def test_what_ended_a_thread_is_shown_with_what_then_failed(monkeypatch):
 
 def test_tasks_that_are_ok_and_fail_beside_an_earlier_one_are_told_so(tmp_path, capsys, loaded_once):
     folder = tmp_path / STAGE_05.name
-    write(folder, read_files(STAGE_05))
+    start.write_folder(folder, read_files(STAGE_05))
     edit(folder / "scheduler.py", "while sequence.request.request_id in self.running:", "while True:")  # in `_extend`
     tasks = [TASKS_05[name] for name in ("Scheduler.schedule", "Scheduler._extend")]
     assert check.check_milestones(folder, [patient(read_milestones("05")[7])], tasks) == 1
@@ -146,7 +146,8 @@ def test_the_contract_finds_a_preemption_that_raises_and_else_the_stage_is_timed
     """The milestones are not asked: what `pytest --engine my/05` grades, must be graded."""
     folder = root / "my" / STAGE_05.name
     monkeypatch.setattr(check, "CONTRACT", ["tests/test_contract_claims.py", "-k", "runs_short and 16"])
-    write(folder, without(STAGE_05, TASKS_05["Scheduler._preempt"], 'raise RuntimeError("never preempted")'))
+    raises = 'raise RuntimeError("never preempted")'
+    start.write_folder(folder, without(STAGE_05, TASKS_05["Scheduler._preempt"], raises))
     assert check.check_whole(folder, STAGE_05) == 1
     shown = capsys.readouterr().out
     assert "Expected: memory that runs short" in shown and "Happened: RuntimeError: never preempted" in shown

@@ -9,9 +9,10 @@ import pytest
 from common.learn import check
 from common.learn.milestones import read_exercises
 from common.learn.milestones.runner import Outcome, Runner
+from common.learn.start import write_folder
 from common.stages import ROOT, load_engine, stage_folders
 from tests.helpers.engine_options import GREEDY
-from tests.helpers.incomplete_stages import SOLUTIONS, patient, solved, write
+from tests.helpers.incomplete_stages import SOLUTIONS, patient, solved
 
 STAGES = stage_folders()
 EXERCISES = [  # with time enough on a busy machine
@@ -50,7 +51,7 @@ def test_the_stage_alone_fails_and_the_solution_passes_and_changes_no_token(
         outcome = runner.run(stage, exercise)
         assert outcome.what and not re.match(r"\w+:|not written|the (check|process)|it ran", outcome.what), outcome
         folder = tmp_path / f"{stage.name}.exercise_{exercise.number}"  # a package is loaded once: each has its name
-        write(folder, solved(stage, exercise.number))
+        write_folder(folder, solved(stage, exercise.number))
         assert runner.run(folder, exercise) == Outcome()
     engine = load_engine(folder)(loaded)
     assert [request.token_ids for request in engine.generate(prompts[:4], GREEDY)] == tokens
@@ -62,7 +63,7 @@ def test_check_names_the_folder_the_failure_and_a_hint(root, capsys, loaded_once
     arguments = [stage.name, "--exercise", str(exercise.number)]
     with pytest.raises(SystemExit, match="make it with `python3 course.py start 01 --complete`"):
         check.main(arguments, root)
-    write(root / "my" / stage.name, solved(stage, 0))
+    write_folder(root / "my" / stage.name, solved(stage, 0))
     assert check.main(arguments, root) == 1
     shown = capsys.readouterr().out
     assert f"failing  {exercise.number}  {exercise.title}" in shown and f"Expected: {exercise.expected}" in shown

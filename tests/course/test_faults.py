@@ -13,9 +13,10 @@ from common.learn.code import read_files
 from common.learn.faults import FAULTS
 from common.learn.milestones import read_milestones
 from common.learn.milestones.runner import Runner
+from common.learn.start import write_folder
 from common.setup.environment import python_of
 from common.stages import stage_folder
-from tests.helpers.incomplete_stages import patient, write
+from tests.helpers.incomplete_stages import patient
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: str(fault.number))
@@ -91,7 +92,7 @@ def test_the_milestone_that_a_fault_names_fails(tmp_path, loaded_once, fault):
     name = fault.caught_by.rpartition("::")[2]
     [milestone] = [one for one in read_milestones(fault.stage) if one.name == name]
     folder = stage_folder(fault.stage)
-    write(tmp_path / folder.name, read_files(folder))
+    write_folder(tmp_path / folder.name, read_files(folder))
     fault.plant(tmp_path)
     with Runner() as runner:
         assert runner.run(tmp_path / folder.name, patient(milestone)).what

@@ -6,8 +6,9 @@ from common.learn.alone import with_reference
 from common.learn.blank import blank_stage, find_tasks
 from common.learn.milestones import read_milestones
 from common.learn.milestones.runner import Runner
+from common.learn.start import write_folder
 from common.stages import stage_folders
-from tests.helpers.incomplete_stages import as_before, patient, without, write
+from tests.helpers.incomplete_stages import as_before, patient, without
 
 # Without these tasks a milestone waits for ever. What the others must be missed by ends by itself.
 ENDLESS = {"EngineThread._engine_run", "EngineThread._fail_all", "Router._order", "Router._listen", "Router._worker_up"}
@@ -26,7 +27,7 @@ def runner(loaded_once):
 def test_a_task_that_does_nothing_is_missed(tmp_path, runner, stage, task):
     """And so is the news in a task that the stage before has, too."""
     folder = tmp_path / stage.name
-    write(folder, without(stage, task))
+    write_folder(folder, without(stage, task))
     needing = [one for one in read_milestones(stage.name[:2]) if task.name in one.tasks]
     for milestone in needing:
         is_endless = task.name in ENDLESS
@@ -34,7 +35,7 @@ def test_a_task_that_does_nothing_is_missed(tmp_path, runner, stage, task):
         assert what and what.startswith("it ran for") == is_endless, f"{milestone.title}: {what}"
     if task.changed:
         folder = tmp_path / "as_before" / stage.name
-        write(folder, as_before(stage, task))
+        write_folder(folder, as_before(stage, task))
         assert any(runner.run(folder, milestone).what for milestone in needing)
 
 
@@ -43,10 +44,10 @@ def test_the_tasks_so_far_reach_it(tmp_path, runner, stage, milestone):
     """On the lines of a blank stage, with the reference in place of these tasks, as `check` tries a task by itself."""
     folder, blank = tmp_path / stage.name, blank_stage(stage)
     needed = {name for one in read_milestones(stage.name[:2])[: milestone.number] for name in one.tasks}
-    write(folder, blank)
+    write_folder(folder, blank)
     files = with_reference(folder, stage, [task for task in find_tasks(stage) if task.name in needed])
     assert {name: text.count("\n") for name, text in files.items()} == {
         n: text.count("\n") for n, text in blank.items()
     }
-    write(folder, files)
+    write_folder(folder, files)
     assert runner.run(folder, patient(milestone)).what == ""

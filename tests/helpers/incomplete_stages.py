@@ -58,10 +58,3 @@ def edit(path: Path, was: str, now: str) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.count(was) == 1
     path.write_text(text.replace(was, now), encoding="utf-8")
-
-
-def write(folder: Path, files: dict[str, str]) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")

@@ -53,11 +53,12 @@ def run_to_end(main: Callable[[], int | None]) -> NoReturn:
     sys.exit(status)
 
 
-def parser_of(command: str, description: str) -> argparse.ArgumentParser:
-    """Return the parser of a command, with the options that options.toml has for it."""
+def parser_of(command: str, description: str, *tables: str) -> argparse.ArgumentParser:
+    """Return the parser of a command, with the options in these tables of options.toml, or in the one of its name."""
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(command, description=description, formatter_class=form)
-    add_table(parser, command)
+    for table in tables or (command,):
+        add_table(parser, table)
     return parser
 
 

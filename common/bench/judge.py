@@ -29,7 +29,7 @@ from typing import Any
 
 from common.checkpoints.corpus import SYSTEM_PROMPTS, terms
 from common.errors import InvalidInput, expect_writable
-from common.terminal import add_table, note, parser_of, run_to_end
+from common.terminal import note, parser_of, run_to_end
 
 from . import summary
 from .ceilings import ceilings, reference_ms
@@ -41,7 +41,7 @@ from .harness import Headline, alternate
 from .load import running_server
 from .metrics import LoadResult
 from .plots import short
-from .serve import add_server_options, latency_cells, progress, wanted
+from .serve import latency_cells, progress, wanted
 from .settings import Settings
 from .suite import RESULTS
 from .workloads import Job, worded_jobs
@@ -78,9 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of("course.py judge", __doc__)
-    add_server_options(parser, endpoint="chat")
-    add_table(parser, "of the judge")
+    tables = "course.py judge", "of a server under load", "of the judge"
+    parser = parser_of(tables[0], __doc__, *tables)
+    parser.set_defaults(endpoint="chat")
     args = parser.parse_args(arguments)
     if args.out:
         expect_writable(args.out)

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from common.terminal import add_table, note, run_to_end
+from common.terminal import add_table, note, parser_of, run_to_end
 
 from ..errors import InvalidInput
 from . import summary
@@ -49,10 +49,7 @@ def main(
 
     0: all is measured; 1: a side could not be measured, or an option is wrong, with a sentence; 130: after Ctrl-C.
     """
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(command, description=description, formatter_class=form)
-    for table in ("benchmark", "sizes of a benchmark"):
-        add_table(parser, table)
+    parser = parser_of(command, description, "benchmark", "sizes of a benchmark")
     parser.add_argument("--only", metavar="NAME,NAME", help="of " + ", ".join(each.name for each in benchmarks))
     add_table(parser, "runs of a benchmark")
     parser.set_defaults(**{"together": False, "home": RESULTS, "after": bool, **defaults})

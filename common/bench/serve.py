@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from common.errors import InvalidInput, expect_writable
-from common.terminal import add_table, note, parser_of, run_to_end
+from common.terminal import note, parser_of, run_to_end
 
 from . import plots
 from .client import Target, find_target, generate_load
@@ -74,12 +74,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = parser_of("python -m common.bench.serve", __doc__)
-    add_server_options(parser, endpoint="completions")
+    tables = "python -m common.bench.serve", "of a server under load", "of the load generator"
+    parser = parser_of(tables[0], __doc__, *tables)
     axis = parser.add_mutually_exclusive_group()
     axis.add_argument("--concurrency", metavar="N,N,...", type=partial(numbers, int), help="clients (1,4,8,16,32,64)")
     axis.add_argument("--rate", metavar="R,R,...", type=partial(numbers, float), help="requests arriving per second")
-    add_table(parser, "of the load generator")
     args = parser.parse_args(arguments)
     args.axis = "rate" if args.rate else "concurrency"
     args.loads = args.rate or args.concurrency or CONCURRENCIES
@@ -88,14 +87,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     return args
 
 
-def add_server_options(parser: argparse.ArgumentParser, endpoint: str) -> None:
-    """Add what `wanted` needs, and the seed of the load."""
-    add_table(parser, "of a server under load")
-    parser.set_defaults(api_key=os.environ.get("OPENAI_API_KEY"), endpoint=endpoint)
-
-
 def wanted(args: argparse.Namespace) -> Target:
-    return Target(args.model or "", args.endpoint, api_key=args.api_key)
+    return Target(args.model or "", args.endpoint, api_key=args.api_key or os.environ.get("OPENAI_API_KEY"))
 
 
 def numbers(kind: type, text: str) -> list:

@@ -51,7 +51,7 @@ def shortened(value: object) -> str:
     return text if len(text) <= SHORT else f"{text[:SHORT]}..."
 
 
-def require(holds: bool, where: Path | str, field: str, value, supported: str) -> None:
+def require(where: Path | str, holds: bool, field: str, value, supported: str) -> None:
     """Raise InvalidInput, unless it holds, that names the file, the field, its value and the supported values."""
     if not holds:
         raise InvalidInput(f"{where}: {field}={shortened(value)} is not supported; supported is {supported}")

@@ -24,6 +24,7 @@ import copy
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from itertools import accumulate, chain
 from pathlib import Path
@@ -107,26 +108,27 @@ def read_adapter(name: str, folder: Path, model: Loaded | BaseEngine) -> Adapter
         weights[path] = down.to(model.dtype), up.to(model.dtype), spans
         fits = all(bool(part.isfinite().all()) for part in weights[path][:2])
         require(
-            fits, folder / WEIGHTS, path, "not finite", f"numbers that fit into {model.dtype}, also times the scale"
+            folder / WEIGHTS, fits, path, "not finite", f"numbers that fit into {model.dtype}, also times the scale"
         )
     return Adapter(name, f"{name}@{found.hexdigest()}", folder, weights)
 
 
 def read_settings(file: Path) -> tuple[int, float, list[str]]:
     """Return the rank, the scale and the target modules of an adapter_config.json; refuse all else by its field."""
+    check = partial(require, file)
     given = {"bias": "none", "use_rslora": False, "init_lora_weights": True} | read_json(file)
     rank, alpha, targets = (given.get(field) for field in ("r", "lora_alpha", "target_modules"))
     for field, value in given.items():
-        require(field in KNOWN or not value, file, field, value, "an adapter without it")
-    require(given.get("peft_type") == "LORA", file, "peft_type", given.get("peft_type"), "LORA")
-    require(given["bias"] == "none", file, "bias", given["bias"], "none")
+        check(field in KNOWN or not value, field, value, "an adapter without it")
+    check(given.get("peft_type") == "LORA", "peft_type", given.get("peft_type"), "LORA")
+    check(given["bias"] == "none", "bias", given["bias"], "none")
     start = given["init_lora_weights"]
-    require(start in STARTS, file, "init_lora_weights", start, "a start that leaves the model as it is")
-    require(type(rank) is int and 1 <= rank <= MOST_RANK, file, "r", rank, f"a rank of 1 to {MOST_RANK}")
-    require(type(alpha) in (int, float) and abs(alpha) < 1e6, file, "lora_alpha", alpha, "a number")
-    require(given["use_rslora"] in (True, False), file, "use_rslora", given["use_rslora"], "true or false")
+    check(start in STARTS, "init_lora_weights", start, "a start that leaves the model as it is")
+    check(type(rank) is int and 1 <= rank <= MOST_RANK, "r", rank, f"a rank of 1 to {MOST_RANK}")
+    check(type(alpha) in (int, float) and abs(alpha) < 1e6, "lora_alpha", alpha, "a number")
+    check(given["use_rslora"] in (True, False), "use_rslora", given["use_rslora"], "true or false")
     fit = isinstance(targets, list) and targets and all(target in TARGETS for target in targets)
-    require(fit, file, "target_modules", targets, f"a list of {', '.join(TARGETS)}")
+    check(fit, "target_modules", targets, f"a list of {', '.join(TARGETS)}")
     return rank, alpha / (math.sqrt(rank) if given["use_rslora"] else rank), targets
 
 
@@ -143,10 +145,10 @@ def read_tensors(file: Path, rank: int, targets: Sequence[str], config: ModelCon
         for name, shape in shapes.items():
             stored = opened.get_slice(name)
             has, dtype = stored.get_shape(), stored.get_dtype()
-            require(has == shape, file, f"shape of {name}", has, f"{shape}, as r and the model say")
-            require(dtype in ("F32", "F16", "BF16"), file, f"type of {name}", dtype, "F32, F16 or BF16")
+            require(file, has == shape, f"shape of {name}", has, f"{shape}, as r and the model say")
+            require(file, dtype in ("F32", "F16", "BF16"), f"type of {name}", dtype, "F32, F16 or BF16")
             tensors[name] = opened.get_tensor(name).float()
-            require(bool(tensors[name].isfinite().all()), file, name, "not finite", "a tensor of finite numbers")
+            require(file, bool(tensors[name].isfinite().all()), name, "not finite", "a tensor of finite numbers")
     return tensors
 
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -155,10 +156,7 @@ def read_library_config(folder: Path) -> tuple[ModelConfig, PreTrainedConfig]:
         hf_config = AutoConfig.from_pretrained(**library_source(folder))
     except Exception as error:  # transformers raises different types in different versions
         raise InvalidInput(f"{path}: {field}={shortened(model_type)} is not one of transformers' models") from error
-
-    def check(holds: bool, field: str, value, supported: str) -> None:
-        require(holds, path, field, value, supported)
-
+    check = partial(require, path)
     text = "a model of text alone that decodes"
     check(not hf_config.is_encoder_decoder, "is_encoder_decoder", True, text)
     check(type(hf_config) in AutoModelForCausalLM._model_mapping, "model_type", model_type, text)
@@ -204,9 +202,9 @@ def gguf_architecture(file: Path) -> str:
     reader = gguf.Reader(file)
     family = reader.values.get("general.architecture")
     scaling = reader.values.get(f"{family}.rope.scaling.type", "none")
-    require(scaling == "none", file, f"{family}.rope.scaling.type", scaling, "none")
+    require(file, scaling == "none", f"{family}.rope.scaling.type", scaling, "none")
     tensors = [tensor.name for tensor in reader.tensors if tensor.name.startswith("rope_")]
-    require(not tensors, file, "tensors", tensors, "no scaling")
+    require(file, not tensors, "tensors", tensors, "no scaling")
     return family
 
 

@@ -9,6 +9,7 @@ architectures that are not in it.
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -76,7 +77,7 @@ def read_eos_token_ids(folder: Path) -> frozenset[int]:
         if ids is not None:
             ids = ids if isinstance(ids, list) else [ids]
             valid = all(isinstance(token_id, int) and token_id >= 0 for token_id in ids)
-            require(valid, path, "eos_token_id", ids, "a token id or a list of them")
+            require(path, valid, "eos_token_id", ids, "a token id or a list of them")
             return frozenset(ids)
     return frozenset()
 
@@ -104,7 +105,7 @@ def read_config(folder: Path) -> ModelConfig:
     # Read from the raw file: for an unknown model type, transformers raises a page of advice.
     raw = read_json(path)
     model_type = raw.get("model_type")
-    require(model_type in MODEL_TYPES, path, "model_type", model_type, ", ".join(MODEL_TYPES))
+    require(path, model_type in MODEL_TYPES, "model_type", model_type, ", ".join(MODEL_TYPES))
     if is_complete_llama(raw):
         return model_config(SimpleNamespace(**raw), str(path))  # every process of the course: the import takes 2 s
     from transformers import AutoConfig
@@ -130,10 +131,7 @@ def model_config(hf_config, where: str = "config.json") -> ModelConfig:
 
     Raise InvalidInput, one sentence with `where` and the field, for anything that common/model.py does not implement.
     """
-
-    def check(holds: bool, field: str, value, supported: str) -> None:
-        require(holds, where, field, value, supported)
-
+    check = partial(require, where)
     family = hf_config.model_type
     check(family in MODEL_TYPES, "model_type", family, ", ".join(MODEL_TYPES))
     for field in SIZES:
@@ -193,12 +191,12 @@ def rope_parameters(hf_config, where: str) -> dict:
     """Return the rotary parameters for `common.model.rope_frequencies`. Raise InvalidInput if it has no such kind."""
     rope = dict(hf_config.rope_parameters or {})
     per_layer = sorted(name for name, value in rope.items() if isinstance(value, dict))
-    require(not per_layer, where, "rope_parameters", per_layer, "one set for all layers")
+    require(where, not per_layer, "rope_parameters", per_layer, "one set for all layers")
     kind = rope.get("rope_type")
-    require(kind in ROPE_TYPES, where, "rope_type", kind, ", ".join(ROPE_TYPES))
+    require(where, kind in ROPE_TYPES, "rope_type", kind, ", ".join(ROPE_TYPES))
     for field in ("rope_theta", *ROPE_TYPES[kind]):
         value = rope.get(field)
-        require(is_positive(value), where, field, value, "a positive number")
+        require(where, is_positive(value), field, value, "a positive number")
     partial = rope.get("partial_rotary_factor")
-    require(partial in (None, 1), where, "partial_rotary_factor", partial, "1")
+    require(where, partial in (None, 1), "partial_rotary_factor", partial, "1")
     return rope

@@ -133,22 +133,22 @@ class Quantized:
 def read_fields(path: Path, reader: Reader) -> dict[str, Any]:
     """Return the fields of a config.json that says the same. Raise InvalidInput for one that is not read here."""
     family, tensors = reader.values.get("general.architecture"), {tensor.name: tensor for tensor in reader.tensors}
-    require(family in ARCHITECTURES, path, "general.architecture", family, ", ".join(ARCHITECTURES))
+    require(path, family in ARCHITECTURES, "general.architecture", family, ", ".join(ARCHITECTURES))
     start = f"{family}."
     given = {name.removeprefix(start): value for name, value in reader.values.items() if name.startswith(start)}
     for field, value in given.items():
         if kind := FIELDS.get(field):
-            require(type(value) is kind, path, start + field, value, f"a value of type {kind.__name__}")
+            require(path, type(value) is kind, start + field, value, f"a value of type {kind.__name__}")
         else:
-            require(not value, path, start + field, value, "none")
+            require(path, not value, start + field, value, "none")
     fields = {name: given.get(field) for name, field in SIZES.items()}
     embedding = reader.shape("token_embd.weight") or (0,)
     fields["vocab_size"] = fields["vocab_size"] or embedding[0]
     fields["num_key_value_heads"] = fields["num_key_value_heads"] or fields["num_attention_heads"]
     window, parts = given.get("attention.sliding_window"), reader.values.get("split.count", 1)
-    require(parts in (0, 1), path, "split.count", parts, "a model in one file")
+    require(path, parts in (0, 1), "split.count", parts, "a model in one file")
     whole = not window or window >= (fields["max_position_embeddings"] or 0)
-    require(whole, path, f"{start}attention.sliding_window", window, "none, or the whole context")
+    require(path, whole, f"{start}attention.sliding_window", window, "none, or the whole context")
     factor, original = given.get("rope.scaling.factor"), given.get("rope.scaling.original_context_length")
     scaling = given.get("rope.scaling.type", "linear" if factor else "none")  # as llama.cpp understands a factor alone
     rope = {"rope_type": "default", "rope_theta": given.get("rope.freq_base", 10_000.0)}
@@ -177,7 +177,7 @@ def llama3_scaling(rope: dict, divisors: np.ndarray, path: Path) -> dict:
         and divisors.min() > 0
         and np.allclose(plain, wanted * divisors, rtol=1e-4, atol=0)
     )
-    require(same, path, SCALING_TENSOR, divisors.tolist(), "the scaling of Llama 3")
+    require(path, same, SCALING_TENSOR, divisors.tolist(), "the scaling of Llama 3")
     return scaled
 
 
@@ -187,9 +187,9 @@ def check_sizes(path: Path, reader: Reader, config: ModelConfig) -> None:
     lengths = {f"{family}.{field}": reader.values.get(f"{family}.{field}") for field in HEAD_SIZES}
     lengths[SCALING_TENSOR] = 2 * (reader.shape(SCALING_TENSOR) or (0,))[0]
     for field, length in lengths.items():
-        require(length in (None, 0, D), path, field, length, f"{D}, the size of a head")
+        require(path, length in (None, 0, D), field, length, f"{D}, the size of a head")
     context = config.context_length
-    require(context <= MOST_ENTRIES, path, f"{family}.context_length", context, f"at most {MOST_ENTRIES}")
+    require(path, context <= MOST_ENTRIES, f"{family}.context_length", context, f"at most {MOST_ENTRIES}")
     last = f"blk.{config.num_layers - 1}."
     matrices = {
         "token_embd.weight": config.vocab_size,
@@ -208,7 +208,7 @@ def read_eos_token_ids(path: Path, reader: Reader | None = None) -> frozenset[in
     values = (reader or Reader(path)).values
     given = {name: values[name] for name in ENDS if name in values}
     for name, value in given.items():
-        require(type(value) is int and value >= 0, path, name, value, "a token id")
+        require(path, type(value) is int and value >= 0, name, value, "a token id")
     return frozenset(given.values())
 
 
@@ -218,8 +218,8 @@ def build_tokenizer(path: Path) -> Any:
     if "tokenizer.ggml.model" not in values:
         return None
     split, template = values.get("tokenizer.ggml.pre", "default"), values.get("tokenizer.chat_template", "")
-    require(type(template) is str, path, "tokenizer.chat_template", template, "a text")
-    require(split in SPLITS, path, "tokenizer.ggml.pre", split, ", ".join(SPLITS))
+    require(path, type(template) is str, "tokenizer.chat_template", template, "a text")
+    require(path, split in SPLITS, "tokenizer.ggml.pre", split, ", ".join(SPLITS))
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = PreTrainedTokenizerFast.from_pretrained(path.parent, gguf_file=path.name)
@@ -241,7 +241,7 @@ def stored_tensors(path: Path, config: ModelConfig, names: list[str]) -> Iterato
         if tensor.name == SCALING_TENSOR:
             continue
         kind, data = tensor.tensor_type, tensor.data
-        require(kind.name in TYPES, path, f"type of tensor {tensor.name}", kind.name, ", ".join(TYPES))
+        require(path, kind.name in TYPES, f"type of tensor {tensor.name}", kind.name, ", ".join(TYPES))
         rotated = family == "llama" and (".attn_q." in tensor.name or ".attn_k." in tensor.name)
         if rotated and len(data) % config.head_dim == 0:  # or copy_weights refuses its shape
             # llama.cpp rotates neighbours, and its converter put each pair of a head side by side.

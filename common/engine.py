@@ -211,3 +211,10 @@ class BaseEngine(ABC):
     def _retire(self, request: Request) -> None:
         del self.requests[request.request_id]
         self.release(request)
+
+
+class Around:
+    """An engine around another, its `_engine`, whose attributes are its own but for those that it has itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
-from common.engine import BaseEngine
+from common.engine import Around, BaseEngine
 from common.request import Request
 from common.step_clock import StepClock
 
@@ -25,7 +25,7 @@ MOST_RECENT = 64  # requests that have ended and are still told to a page that o
 IDLE_SECONDS = 0.1  # an idle engine looks up this often, so that a page that opens is told at once
 
 
-class Watched:
+class Watched(Around):
     """Looks at its engine between two steps, at most MOST_LOOKS times a second, and only while there are `readers`."""
 
     def __init__(self, engine: BaseEngine):
@@ -43,9 +43,6 @@ class Watched:
         self._next_look = 0.0
         self._to_abort: deque[str] = deque()  # ids
         self._told: tuple[Any, ...] = ()  # where everything was at the last look
-
-    def __getattr__(self, name: str):
-        return getattr(self._engine, name)
 
     @property
     def idle_seconds(self) -> float:

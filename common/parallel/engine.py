@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from ..acceleration.accelerate import make_engine
 from ..acceleration.graphs import forget_recordings
-from ..engine import BaseEngine
+from ..engine import Around, BaseEngine
 from ..errors import InvalidInput
 from ..loader import load_model, weights
 from ..loader.shard import Shard
@@ -40,7 +40,7 @@ from ..stages import load_engine, stage_folder
 from .ranks import LEAVING_SECONDS, RankLost, Ranks, join_group, use_threads
 
 
-class TensorParallelEngine:
+class TensorParallelEngine(Around):
     """Obey the engine contract on all ranks. After a lost rank, `add`, `step` and `check` raise RankLost.
 
     ranks: they run one engine at a time; a new one replaces the one before. stage: as for `load_engine`. options: those
@@ -59,9 +59,6 @@ class TensorParallelEngine:
             self._engine = make_engine(load_engine(stage), ranks.loaded, **options)
         ranks.answers()
         self.startup_notes = "; ".join(filter(None, [ranks.startup_notes, self._engine.startup_notes]))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
 
     def add(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, request_id: str | None = None

@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from common.engine import BaseEngine
+from common.engine import Around, BaseEngine
 from common.request import FinishReason, Request
 from common.toml import read_toml
 
@@ -23,7 +23,7 @@ TABLES = read_toml(Path(__file__).with_suffix(".toml"))
 COUNTED, COUNTERS, HISTOGRAMS = (TABLES[kind] for kind in ("counted", "counters", "histograms"))
 
 
-class Measured(Collector):
+class Measured(Around, Collector):
     """An engine with metrics. It overrides only the methods through which requests arrive, progress and end."""
 
     def __init__(self, engine: BaseEngine, model_name: str):
@@ -53,9 +53,6 @@ class Measured(Collector):
         )  # fmt: skip
         for reason in get_args(FinishReason):  # a rate needs a zero before the first one
             self._ended.labels(model_name, reason)
-
-    def __getattr__(self, name: str):
-        return getattr(self._engine, name)
 
     def add(self, *arguments, **options) -> Request:
         request = self._engine.add(*arguments, **options)

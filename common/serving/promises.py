@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from common.engine import BaseEngine
+from common.engine import Around, BaseEngine
 from common.errors import QueueFull
 from common.policies import Scheduling
 from common.request import Request
@@ -30,7 +30,7 @@ class PromiseBroken(QueueFull):
         self.headers = {"Retry-After": str(min(MOST_SECONDS, max(1, math.ceil(seconds))))}
 
 
-class Promises:
+class Promises(Around):
     """An engine whose `add` raises PromiseBroken. All other attributes are the engine's own.
 
     ttft, tpot: seconds to the first token, and for each further one; None: not promised. scheduling: whose queue a
@@ -42,9 +42,6 @@ class Promises:
         self._prompts, self._tokens = Rate(), Rate()  # of prompts' tokens, and of those behind a request's first
         self._gained: dict[str, int] = {}  # output tokens of unfinished requests
         self._since: float | None = None  # when the last step ended; None: the engine was idle then
-
-    def __getattr__(self, name: str):
-        return getattr(self._engine, name)
 
     def add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
         if self._since is not None:  # an idle engine takes whatever comes: otherwise nothing would be measured any more

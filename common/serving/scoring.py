@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from common.attention.int8 import dequantize, quantize
-from common.engine import BaseEngine
+from common.engine import Around, BaseEngine
 from common.errors import InvalidInput
 from common.loader.shard import VocabularyParallelHead
 from common.request import Request, prompt_tokens
@@ -60,7 +60,7 @@ class PromptScorer:
         return self.texts.pop(request_id, (None, None))[0]
 
 
-class Scoring:
+class Scoring(Around):
     """An engine that also scores prompts: `add` one with `ScoringParams`, and read the scores in its `logprobs`.
 
     All other attributes are the engine's own.
@@ -69,9 +69,6 @@ class Scoring:
     def __init__(self, engine: BaseEngine):
         self._engine, self._scorer = engine, PromptScorer(engine)
         self._numbers = itertools.count()
-
-    def __getattr__(self, name: str):
-        return getattr(self._engine, name)
 
     @property
     def why_no_scoring(self) -> str:

@@ -5,11 +5,11 @@ or a fast GPU takes no longer than that for each of its requests, so that chunks
 them. vLLM and SGLang have the same option.
 """
 
-from common.engine import BaseEngine
+from common.engine import Around, BaseEngine
 from common.request import Request
 
 
-class Intervals:
+class Intervals(Around):
     """An engine whose steps tell of a request when it has text after `tokens` more tokens, and of its first and last.
 
     All other attributes are the engine's own.
@@ -18,9 +18,6 @@ class Intervals:
     def __init__(self, engine: BaseEngine, tokens: int):
         self._engine, self._tokens = engine, tokens
         self._told: dict[str, tuple[int, int]] = {}  # by request id: its tokens and certain characters when last told
-
-    def __getattr__(self, name: str):
-        return getattr(self._engine, name)
 
     def step(self) -> list[Request]:
         return [request for request in self._engine.step() if self._due(request)]

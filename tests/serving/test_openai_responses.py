@@ -3,26 +3,20 @@
 import json
 import re
 from pathlib import Path
-from typing import Literal
 from unittest.mock import Mock
 
 import pytest
-from pydantic import BaseModel
 
 from common.grammars import END, TAG
 from tests.helpers.scripted import scripted_server
 from tests.helpers.serving_openai import openai_server
 from tests.helpers.serving_stage_03 import wait_until
+from tests.serving.test_openai_structured import Inner
 
 CLIENTS = [json.loads(line) for line in Path(__file__).with_name("responses_clients.jsonl").open()]
 PATH = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 TOOL = {"type": "function", "name": "look", "parameters": PATH, "strict": True}
 CALL = f'{TAG}\n{{"name": "look", "arguments": {{"path": "/"}}}}\n{END}'
-
-
-class Pet(BaseModel):
-    kind: Literal["cat", "dog"]
-    legs: Literal[3, 4]
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +59,11 @@ def test_a_response_is_what_a_chat_answers(service):
 
 
 def test_answers_have_the_schema_of_a_type(service):
-    body = {"model": service.name, "input": "Who?", "text_format": Pet, "temperature": 0}
+    body = {"model": service.name, "input": "Who?", "text_format": Inner, "temperature": 0}
     with service.client.responses.stream(**body) as stream:
         streamed = stream.get_final_response().output_parsed
     assert service.client.responses.parse(**body).output_parsed == streamed
-    assert isinstance(streamed, Pet)
+    assert isinstance(streamed, Inner)
 
 
 def test_texts_and_calls_are_items_in_their_order_and_go_back_as_one_message(scripted):

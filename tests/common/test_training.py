@@ -55,13 +55,6 @@ def test_only_the_assistant_and_plain_documents_count(tokenizer):
     assert all(turn in unsaid for turn in ("Copy: harp orbit", "Again: x", "Be kind.", "Hi<"))
 
 
-def test_rows_begin_with_a_document_and_go_on_where_another_stopped(tokenizer):
-    rows = packed_rows(tokenizer, "train", 64, 0)
-    (first, after), (second, _) = next(rows), next(rows)
-    assert len(first) == len(second) == 65
-    assert next(packed_rows(tokenizer, "train", 64, after))[0] == second
-
-
 @pytest.mark.parametrize("number", (1, 2))
 def test_a_run_that_was_stopped_ends_with_the_same_weights(start, number):
     whole = start(number, "whole")

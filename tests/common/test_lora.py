@@ -302,17 +302,20 @@ def test_a_request_chooses_by_its_model(loaded, client, folders, documents):
 
 def test_adapters_come_and_go_while_the_server_runs(loaded, client, folders, documents):
     client, order = client(), {"lora_name": "a6", "lora_path": str(folders["a6"])}
+
+    def assert_a6_answers_as(name: str) -> None:
+        answers = [complete(client, "a6", one)["choices"][0]["text"] for one in documents]
+        assert answers == texts(loaded, folders[name], documents)
+
     assert client.post("/v1/load_lora_adapter", json=order).status_code == 200
     assert "unload it first" in client.post("/v1/load_lora_adapter", json=order).text
-    expected = texts(loaded, folders["a6"], documents)
-    assert [complete(client, "a6", one)["choices"][0]["text"] for one in documents] == expected
+    assert_a6_answers_as("a6")
     assert client.post("/v1/unload_lora_adapter", json={"lora_name": "a6"}).status_code == 200
     assert complete(client, "a6", documents[0])["error"]["code"] == "model_not_found"
     assert "no adapter 'a6'" in client.post("/v1/unload_lora_adapter", json={"lora_name": "a6"}).text
     other = order | {"lora_path": str(folders["a7"])}  # the same name for other weights
     assert client.post("/v1/load_lora_adapter", json=other).status_code == 200
-    expected = texts(loaded, folders["a7"], documents)
-    assert [complete(client, "a6", one)["choices"][0]["text"] for one in documents] == expected
+    assert_a6_answers_as("a7")
     for bad, words in (
         ({"lora_name": "x", "lora_path": "/no/such\0folder"}, "cannot be read"),
         ({"lora_name": "x", "lora_path": "/"}, "no such file"),

@@ -218,3 +218,10 @@ class Around:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
+
+
+class AroundModel:
+    """A model around another, its `model`, in the same way."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.model, name)

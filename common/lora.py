@@ -36,7 +36,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from .engine import BaseEngine
+from .engine import AroundModel, BaseEngine
 from .errors import InvalidInput, counted, first_sentence, require, shortened
 from .fused import NO_BLOCKS
 from .loader import Loaded
@@ -217,7 +217,7 @@ class AdaptedLinear(nn.Module):
         return y.index_add_(0, step.order, F.grouped_mm(narrow, up, offs=step.ends))
 
 
-class AdaptedModel:
+class AdaptedModel(AroundModel):
     """A model whose rows may have adapters. To a stage it is its model; all other attributes are the model's own.
 
     model: what the engine runs, perhaps with graphs around it (acceleration/graphs.py). adapters: by name.
@@ -237,9 +237,6 @@ class AdaptedModel:
         self.tiles: Tensor | None = None  # for the kernel: some rows with one adapter, `[tiles, 3]`, int64
         self.adapters = adapters
         self.hold(adapters.values())
-
-    def __getattr__(self, name: str):
-        return getattr(self.model, name)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """As `Transformer`, for the rows that `plan` has laid out."""

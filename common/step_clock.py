@@ -13,19 +13,16 @@ from typing import Any
 from unittest.mock import patch
 
 from .acceleration.overlap import Resolved
-from .engine import BaseEngine
+from .engine import AroundModel, BaseEngine
 from .transfers import synchronize
 
 
-class TimedModel:
+class TimedModel(AroundModel):
     """The model of one engine with its passes timed. Other engines may share the model itself, so it stays as it is."""
 
     def __init__(self, model: Any, clock: "StepClock"):
         self.model, self.clock = model, clock
         self.ended = 0.0  # the newest pass: what follows it in the engine's `run` is sampling
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
 
     def __call__(self, *arguments):
         hidden = self.clock.timed("model", self.model)(*arguments)

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import Attention, PagedBatch
+from ..engine import AroundModel
 from ..fused.rotation import check_positions
 from ..model import Attend, Transformer
 
@@ -77,7 +78,7 @@ def forget_recordings() -> None:
         graph.reset()
 
 
-class GraphedModel:
+class GraphedModel(AroundModel):
     """A model that replays the batches in which every request has one token, or up to FEW, and runs others as they are.
 
     cache: a stage's KVCache, with `bind`, the backend `attention` (capturable: it looks at no value on the host), and
@@ -112,9 +113,6 @@ class GraphedModel:
         # the memory that it has needed.
         self.capture = memory_of.capture if memory_of else Capture()
         self.replays = {size: self.capture(partial(self._forward, size)) for size in reversed(sizes)}
-
-    def __getattr__(self, name: str):
-        return getattr(self.model, name)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """As `Transformer`, for the `attend` of a stage: a BoundCache, which has the batch."""

@@ -32,7 +32,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..engine import BaseEngine
+from ..engine import AroundModel, BaseEngine
 from ..loader import Loaded
 from ..model import Attend
 from ..request import Request
@@ -50,15 +50,12 @@ class Launched(NamedTuple):
 NOTHING = Launched([], [], SimpleNamespace(token_ids=None, tokens=list))  # before the first step
 
 
-class Resolved:
+class Resolved(AroundModel):
     """A model that takes placeholders for tokens; everything else is the model's own."""
 
     def __init__(self, model):
         self.model = model
         self.drawn: Tensor | None = None  # [B] int64 on the device: what placeholders stand for
-
-    def __getattr__(self, name: str):
-        return getattr(self.model, name)
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         if self.drawn is not None and len(self.drawn):

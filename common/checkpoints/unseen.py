@@ -22,7 +22,9 @@ def copies(rng: Random) -> tuple[str, str]:
 def strings(rng: Random) -> tuple[str, str]:
     """1 to 20 numbers, code-like strings or pairs."""
     kind = rng.choice(("digits", "figure", "string", "pair"))
-    mark, made = rng.choice((" ", ", ", "\n")), []
-    for _ in range(rng.randint(1, 20)):
-        made.append(f"{rng.choice(WORDS)}: {draw(rng, 'digits')}" if kind == "pair" else draw(rng, kind))
+    mark = rng.choice((" ", ", ", "\n"))
+    made = (
+        f"{rng.choice(WORDS)}: {draw(rng, 'digits')}" if kind == "pair" else draw(rng, kind)
+        for _ in range(rng.randint(1, 20))
+    )
     return ask(rng, "copy plainly", text=mark.join(made))

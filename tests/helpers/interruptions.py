@@ -5,18 +5,16 @@ from itertools import cycle
 from typing import Any
 
 from common.acceleration.overlap import Resolved
+from common.engine import AroundModel
 
 MOMENTS = ["before the pass", "before sampling", "behind run", "while drafting"]
 
 
-class Interrupted:
+class Interrupted(AroundModel):
     """A model whose passes `at` may interrupt, at the first and at the last of these moments."""
 
     def __init__(self, model: Any, at: Any, *moments: str):
         self.model, self.at, self.moments = model, at, moments
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
 
     def __call__(self, *arguments):
         self.at(self.moments[0])

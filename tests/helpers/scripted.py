@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import torch
 
+from common.engine import AroundModel
 from common.stages import load_engine
 from tests.helpers.serving_openai import openai_server
 
 
-class Scripted:
+class Scripted(AroundModel):
     """Stands before a model: greedy, it writes the tokens of `script` behind a prompt, and then the end.
 
     It keeps the text of the last prompt.
@@ -18,9 +19,6 @@ class Scripted:
         self.model, self.loaded, self.end = loaded.model, loaded, min(loaded.eos_token_ids)
         self.prompt, self.script = "", []
         self.last = 0  # the place of the prompt's last token
-
-    def __getattr__(self, name: str):
-        return getattr(self.model, name)
 
     def write(self, text: str | list[int]) -> None:
         tokenizer = self.loaded.tokenizer

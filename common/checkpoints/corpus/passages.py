@@ -134,10 +134,10 @@ def _rewriting(rng: Random) -> tuple[str, str]:
     old, new = rng.sample(LISTS["female" if rng.random() < 0.5 else "male"], 2)
     if rng.random() < 0.4:
         new = next(name for name in iter(lambda: coin(rng).capitalize(), "") if name != old)
-    lines = []
-    for frame in rng.sample(FRAMES, rng.randint(2, 7)):
-        lines.append(first_upper(rng.choice(frame["statements"]).format(e=old, v=draw(rng, frame["value"]))))
-    text = " ".join(lines)
+    text = " ".join(
+        first_upper(rng.choice(frame["statements"]).format(e=old, v=draw(rng, frame["value"])))
+        for frame in rng.sample(FRAMES, rng.randint(2, 7))
+    )
     renamed = [new + word[len(old) :] if word.rstrip(".,") == old else word for word in text.split(" ")]
     return f"Rewrite the passage with {new} in place of {old}.\n\n{text}", " ".join(renamed)
 

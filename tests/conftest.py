@@ -230,9 +230,8 @@ def prompts(loaded) -> list[list[int]]:
         token_ids = loaded.tokenizer(document(index, "contract"))["input_ids"]
         prompts.append(token_ids[: rng.randint(1, min(len(token_ids), 300))])
     questions = ["What is 2+2?", "Copy this text: 🐢 café Łódź", "Tell me a story about a fox that lasts two days."]
-    for question in questions:
-        prompts.append(loaded.tokenizer(chat(question) + "<|im_start|>assistant\n")["input_ids"])
-    return prompts
+    chats = [chat(question) + "<|im_start|>assistant\n" for question in questions]
+    return prompts + [loaded.tokenizer(text)["input_ids"] for text in chats]
 
 
 @pytest.fixture(scope="session")

@@ -81,9 +81,6 @@ class ForgetfulServer(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(answer)
 
-    def log_message(self, *args):
-        pass
-
 
 def test_a_request_is_sent_again_where_the_server_has_closed_a_kept_connection():
     with ThreadingHTTPServer(("127.0.0.1", 0), ForgetfulServer) as server:

@@ -25,6 +25,7 @@ from common.loader.shard import Shard
 from common.loader.weights import checkpoint_names
 from common.model import Transformer
 from common.stages import ROOT
+from tests.common.test_parallel import tensors_of
 from tests.helpers import helper_file
 from tests.helpers.small_models import LLAMA_FILE as CONFIG
 from tests.helpers.small_models import refusal
@@ -312,8 +313,7 @@ def test_a_process_imports_what_it_needs_and_has_the_weights_in_memory_once(tmp_
     complete = read_json(CHECKPOINTS / "target" / "config.json")  # with all fields: transformers need not read it
     write_json(tmp_path / "config.json", complete | large | heads)
     loaded = load_model(tmp_path, device="cpu", dtype="bfloat16", load_format="dummy", fused=False)
-    parameters = dict(loaded.model.named_parameters())
-    tensors = {tensor: parameters[name][rows].clone() for name, tensor, rows in checkpoint_names(loaded.config)}
+    tensors = {tensor: part.clone() for tensor, part in tensors_of(loaded)}
     save_file(tensors, tmp_path / "model.safetensors")
 
     command = [sys.executable, "-c", COST, str(tmp_path)]

@@ -76,13 +76,14 @@ def test_a_check_says_what_is_missing_and_what_to_do(monkeypatch, check, answers
 def test_what_a_container_may_use_is_read_from_its_limits(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     monkeypatch.setattr(machine.psutil, "virtual_memory", lambda: SimpleNamespace(available=8 * GB))
-    assert (machine.core_quota(), machine.free_memory()) == (None, 8 * GB)
-    (tmp_path / "memory.max").write_text("max\n")
-    (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert (machine.core_quota(), machine.free_memory()) == (None, 8 * GB)
-    (tmp_path / "memory.max").write_text("4000000000\n")
-    (tmp_path / "cpu.max").write_text("150000 100000\n")
-    assert (machine.core_quota(), machine.free_memory()) == (1.5, 4 * GB)
+    for limits, cores, gigabytes in (
+        ({}, None, 8),
+        ({"memory.max": "max\n", "cpu.max": "max 100000\n"}, None, 8),
+        ({"memory.max": "4000000000\n", "cpu.max": "150000 100000\n"}, 1.5, 4),
+    ):
+        for name, limit in limits.items():
+            (tmp_path / name).write_text(limit)
+        assert (machine.core_quota(), machine.free_memory()) == (cores, gigabytes * GB)
 
 
 def test_a_taken_port_is_answered_with_a_free_one(monkeypatch):

@@ -30,7 +30,7 @@ def imported(path: Path) -> list[Path]:
 @pytest.mark.parametrize("what", ["files", "folders"])
 def test_no_two_import_each_other(what):
     """A folder may use the one that it lies in, and be used there."""
-    imports: dict[str, set[str]] = {}
+    imports = {}
     for path in FILES if what == "files" else [path for path in FILES if path.name not in PROGRAMS]:
         for other in imported(path):
             one, two = (file if what == "files" else file.parent for file in (path, other))

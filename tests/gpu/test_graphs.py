@@ -43,7 +43,7 @@ def test_replayed_tokens_are_those_of_transformers(stage, options, loaded, promp
 
 def noted_replays(model: GraphedModel) -> list[int]:
     """Return a list that grows by the size of each graph that is replayed."""
-    sizes: list[int] = []
+    sizes = []
     for size, replay in model.replays.items():
         model.replays[size] = lambda size=size, replay=replay: (sizes.append(size), replay())
     return sizes

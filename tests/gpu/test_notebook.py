@@ -55,7 +55,7 @@ def test_the_notebook_runs(gpu, tmp_path, monkeypatch, capsys):
         (course / name).symlink_to(ROOT / name)
     monkeypatch.chdir(tmp_path)
     first, *others = ("".join(cell["source"]) for cell in CODE)
-    names: dict = {}
+    names = {}
     exec(first, names)
     names["subprocess"] = SimpleNamespace(**vars(subprocess) | {"Popen": started, "run": ran})
     for cell in others:

@@ -61,7 +61,7 @@ def test_a_large_body_that_would_wait_too_long_is_refused(monkeypatch, limit):
     async def at_once() -> list:
         return await asyncio.gather(*(limit.wait_for_turn(LARGE) for _ in range(100)), return_exceptions=True)
 
-    waits: list[float] = []
+    waits = []
     monkeypatch.setattr(limits.asyncio, "sleep", queue)
     refused = [error for error in asyncio.run(at_once()) if error]
     assert {(error.status_code, *error.headers) for error in refused} == {(429, "Retry-After")}

@@ -201,8 +201,9 @@ def draw(document: dict, png: Path) -> None:
     message = f"8 bits for weights, K and V: perplexity changes by {loss:+.1f} percent"
     remark = "A file that was shipped with 4 bits, as SmolLM2's, loses nothing more by them."
     with plots.page(png, document, message, height=6.4, remark=remark) as (panel,):
-        losses = [dict.fromkeys(("median", "min", "max"), one["more_than_float32_percent"]) for one in forms.values()]
-        plots.bars(panel, [STAGE] * len(forms), losses, list(forms), lying=True)
+        losses = [round(one["more_than_float32_percent"], 2) + 0.0 for one in forms.values()]  # 0, not -0
+        spread = [dict.fromkeys(("median", "min", "max"), loss) for loss in losses]
+        plots.bars(panel, [STAGE] * len(forms), spread, list(forms), lying=True)
         panel.set_title("Perplexity of held-out English, percent above float32", loc="left")
 
 
@@ -211,7 +212,7 @@ def report(document: dict) -> dict[str, Rows]:
     quality = [["weights", "perplexity", "above float32, %", "greedy tokens alike, %", "mean change", "largest change"]]
     for name, one in measured(document):
         changes = (one["agreed_percent"], one["mean_change"], one["largest_change"])
-        loss = f"{one['more_than_float32_percent']:+.2f}"
+        loss = f"{round(one['more_than_float32_percent'], 2) + 0.0:+.2f}"  # 0, not -0
         quality.append([name, f"{one['perplexity']:.2f}", loss, *map(plots.short, changes)])
     figures, requests = document["sides"].get("decode", {}), document["sizes"]["requests"]
     decode = [["weights", "predicted, 1 request", *(f"{count} at once" for count in requests)]]

@@ -212,7 +212,7 @@ def measure_http(settings: Settings, sizes: dict, name: str, case: str) -> Figur
     def ask(count: int, **load: float) -> list[float]:
         jobs = [Job(prompt, sizes["output"]) for prompt in islice(prompts, count)]
         result = generate_load(url, jobs, target, **load).checked()
-        times = [percentiles(result.values(kind))[rank] for kind in ("ttft", "tpot") for rank in ("p50", "p90")]
+        times = [percentiles(result.values(kind))[rank] for kind in ("ttft", "tpot") for rank in ("p50", "p99")]
         goodput = map(result.goodput, OBJECTIVES.values())
         return [result.throughput, count / result.seconds, *goodput, *times]
 

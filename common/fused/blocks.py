@@ -23,7 +23,10 @@ UNIT, LANES = 32, 16  # outputs; numbers of a vector, which LLVM splits where re
 # Bytes from a weight's use to the one that is fetched meanwhile. Without that, eight rows take 1.5 times as long on an
 # Intel Xeon of the fifth generation, and one row in bfloat16, too.
 AHEAD = 4096
-MOST_ROWS = 8 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 2  # whose sums fit into the registers
+FEATURES = llvmlite.binding.get_host_cpu_features()
+MOST_ROWS = 8 if FEATURES.get("avx512f") else 2  # whose sums fit into the registers
+# One instruction multiplies two inputs in bfloat16 with their weights, and adds both products to a sum in float32.
+HAS_PAIRS = bool(FEATURES.get("avx512bf16"))
 # Of a weight: inputs of a step, which are four bytes; of 8 and 4 bits (quantized.py), a group's, and of its scales.
 STEP = {"float32": 1, "bfloat16": 2, "8 bits": 4, "4 bits": 8}
 HEADER = {"float32": 0, "bfloat16": 0, "8 bits": 64, "4 bits": 128}
@@ -39,13 +42,14 @@ _functions: list[CFunc] = []  # their code lives as long as they do
 
 def multiply(form: str, rows: int):
     """Return what multiplies `rows` rows with one unit of a weight of this form."""
-    step, header, each = STEP[form], HEADER[form], BYTES_OF_GROUP[form]
+    pairs = form == "bfloat16" and HAS_PAIRS
+    step, header, each = 1 if pairs else STEP[form], HEADER[form], BYTES_OF_GROUP[form]
 
     @intrinsic
     def kernel(typing_context, weight, line, groups, steps, x, bytes_of_x, sums_of_x, out, bytes_of_out):
-        """out[rows, 32] = x[rows, step * steps * groups] times the weight.
+        """out[rows, 32] = x[rows] times the weight, of which a step takes four bytes of each output.
 
-        The sums of x over its groups lie in its rows, sums_of_x bytes after their start.
+        x: in float32, with pairs in bfloat16. The sums of its groups lie in its rows, sums_of_x bytes after their start.
         """
 
         def generate(_, builder, __, arguments):
@@ -57,14 +61,18 @@ def multiply(form: str, rows: int):
                 clear(builder, sums)
                 with cgutils.for_range(builder, steps) as loop:
                     at = offset(builder, builder.add(start, builder.mul(loop.index, line)), header)
-                    weights = [floats(builder, offset(builder, at, part), form) for part in PARTS]
+                    weights = [floats(builder, offset(builder, at, part), form, pairs) for part in PARTS]
+                    if not header:  # of 64 outputs the other unit's half, too: memory is fastest in order
+                        other = builder.add(at, builder.sub(line, BYTE(4 * UNIT)))
+                        for part in PARTS:
+                            fetch(builder, offset(builder, other, AHEAD + part))
                     count = builder.add(builder.mul(group.index, steps), loop.index)
                     first = builder.mul(count, BYTE(4 * step))
                     for begin, row in zip(starts, sums, strict=True):
                         for i in range(step):
                             factor = everywhere(builder, offset(builder, builder.add(begin, first), 4 * i))
                             for vectors, total in zip(weights, row, strict=True):
-                                add(builder, total, vectors[i], factor)
+                                (add_pairs if pairs else add)(builder, total, vectors[i], factor)
                 for begin, row, addends in zip(starts, totals, sums, strict=True):
                     place = builder.add(builder.add(begin, sums_of_x), builder.mul(group.index, BYTE(4)))
                     for part, total, addend in zip(PARTS, row, addends, strict=True):
@@ -103,6 +111,14 @@ def add(builder, total, factor, other) -> None:
     """total += factor * other"""
     term = builder.fmul(factor, other, flags=["contract"])
     builder.store(builder.fadd(builder.load(total), term, flags=["contract"]), total)
+
+
+def add_pairs(builder, total, weights, factors) -> None:
+    """total += the products of both numbers in bfloat16 that each factor and weight is, added up"""
+    kind = ir.FunctionType(FLOATS, [FLOATS, INTS, INTS])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
+    pairs = [builder.bitcast(each, INTS) for each in (weights, factors)]
+    builder.store(builder.call(function, [builder.load(total), *pairs]), total)
 
 
 def unpack_unit(form: str, number: str):
@@ -202,10 +218,10 @@ def finish(typing_context, numbers, total, halves):
     return types.void(*[types.int64] * 3), generate
 
 
-def floats(builder, address, form: str) -> list:
-    """Return the weights of each of a step's inputs, a vector each: four bytes of every output."""
+def floats(builder, address, form: str, pairs: bool = False) -> list:
+    """Return the weights of each of a step's inputs, a vector each: four bytes of every output. pairs: as they lie."""
     fetch(builder, offset(builder, address, AHEAD))
-    if form == "float32":
+    if form == "float32" or pairs:
         return [load(builder, address, FLOATS)]
     words, step = load(builder, address, INTS), STEP[form]  # the first input's in the lowest bits
     if form == "bfloat16":
@@ -272,10 +288,12 @@ def multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, numb
 def _multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
     form = FORM[number]
     step, quantized, multiply_some = STEP[form], HEADER[form] > 0, in_parts(multiply, form, MOST_ROWS)
+    pairs = int(form == "bfloat16" and HAS_PAIRS)
 
     def multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
         start, line, groups = unit * 128, place[2], (ins + 31) // 32
         weight, behind = place[0] + start // line * place[1] + start % line, groups * 128
+        x += pairs * behind_sums(groups)
         groups, steps = (groups, 32 // step) if quantized else (1, (ins + step - 1) // step)
         multiply_some(weight, line, groups, steps, x, bytes_of_x, behind, rows, out, bytes_of_out)
 

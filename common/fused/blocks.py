@@ -49,7 +49,7 @@ def multiply(form: str, rows: int):
     def kernel(typing_context, weight, line, groups, steps, x, bytes_of_x, sums_of_x, out, bytes_of_out):
         """out[rows, 32] = x[rows] times the weight, of which a step takes four bytes of each output.
 
-        x: in float32, with pairs in bfloat16. The sums of its groups lie in its rows, sums_of_x bytes after their start.
+        x: in float32, with pairs in bfloat16. Its groups' sums lie in its rows, sums_of_x bytes after their start.
         """
 
         def generate(_, builder, __, arguments):

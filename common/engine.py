@@ -14,7 +14,7 @@ benchmark harness drive any of them. An engine is not thread-safe: from stage 03
 import functools
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,33 +29,32 @@ from .trace import Trace
 from .transfers import current
 
 
-def on_its_device(step: Callable[["BaseEngine"], list[Request]]) -> Callable[["BaseEngine"], list[Request]]:
-    """Return the step with the engine's GPU as the current one, whichever thread calls it: kernels launch there."""
-
-    @functools.wraps(step)
-    def with_device(self: "BaseEngine") -> list[Request]:
-        with current(self.device):
-            return step(self)
-
-    return with_device
-
-
 class BaseEngine(ABC):
     """Everything of an engine but `step`: validation, finishing, aborting, `generate`."""
 
     idle_seconds: float | None = None  # `step` is due after this time even if no request is unfinished; None: never
     scores_prompts = False  # whether `accept` takes requests whose prompts are to be scored (serving/scoring.py)
+    scheduler: Any = None  # from stage 04 on
+    cache: Any = None  # of all requests
+    drafter: Any = None  # from stage 07 on
     tiers: Any = None  # pages beside the device's memory (kv_tiers.py)
     lora: Any = None  # the model with adapters, if it has any (lora.py)
     unavailable: str = ""  # if not "", why new requests should go to another server; any thread may read it
 
     def __init_subclass__(cls, **options):
-        """Wrap the step of every stage, so that no stage need know of several GPUs."""
+        """Have the step of every stage launch kernels on the engine's GPU, whichever thread calls it."""
         super().__init_subclass__(**options)
-        if "step" in vars(cls):
-            cls.step = on_its_device(cls.step)
+        if step := vars(cls).get("step"):
+
+            @functools.wraps(step)
+            def on_its_device(self: BaseEngine) -> list[Request]:
+                with current(self.device):
+                    return step(self)
+
+            cls.step = on_its_device
 
     def __init__(self, loaded: Loaded):
+        self.loaded = loaded
         self.name = loaded.name
         self.model = loaded.model
         self.tokenizer = loaded.tokenizer
@@ -87,7 +86,7 @@ class BaseEngine(ABC):
             if token_id >= (size := self.config.vocab_size):
                 raise InvalidInput(f"logit_bias has token id {token_id}, outside the vocabulary of {size} tokens")
         if params.structure is not None:
-            params = replace(params, structure=params.structure.begin(self.name))
+            params = replace(params, structure=replace(params.structure, model=self.name))
             params.structure.check()
         if params.adapter is not None:
             params = replace(params, adapter=self.adapter_key(params.adapter))

@@ -53,7 +53,7 @@ class TierOptions(NamedTuple):
 NO_TIERS = TierOptions()
 
 
-def add_tiers(engine: BaseEngine, loaded: Loaded, options: TierOptions) -> str:
+def add_tiers(engine: BaseEngine, options: TierOptions) -> str:
     """Give an engine the tiers that are asked for, and return a note; none if a copy takes longer than to compute.
 
     Raise InvalidInput if they cannot be had.
@@ -62,7 +62,7 @@ def add_tiers(engine: BaseEngine, loaded: Loaded, options: TierOptions) -> str:
         if options.disk is not None:
             raise InvalidInput("what comes from --kv-disk goes through the host's memory: give --kv-host-memory, too")
         return ""
-    scheduler = getattr(engine, "scheduler", None)
+    loaded, scheduler = engine.loaded, engine.scheduler
     if not hasattr(scheduler, "tiers"):
         raise InvalidInput("--kv-host-memory keeps pages, which stages 05 to 08 have: leave it out")
     if loaded.shard.ranks > 1:

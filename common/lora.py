@@ -26,7 +26,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
-from itertools import accumulate, chain
+from itertools import accumulate, chain, groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,15 +94,13 @@ def read_adapter(name: str, folder: Path, model: Loaded | BaseEngine) -> Adapter
     for tensor, part in tensors.items():
         found.update(repr((tensor, part.shape)).encode())
         found.update(part.view(torch.uint8).numpy())
-    modules: dict[str, list[tuple[str, slice]]] = {}
-    for path, module, rows in targeted(model.config, targets):
-        modules.setdefault(path, []).append((module, rows))
     sizes, weights = widths(model.config), {}
-    for path, parts in modules.items():
+    for path, group in groupby(targeted(model.config, targets), itemgetter(0)):
+        parts = [*group]
         out = sum(sizes[module][1] for module in MODULES[path.rpartition(".")[2]])
-        down = torch.cat([tensors[tensor_name(module, "A")] for module, _ in parts])
+        down = torch.cat([tensors[tensor_name(module, "A")] for _, module, _ in parts])
         up, spans = torch.zeros(len(down), out), torch.zeros(len(down), 2, dtype=torch.int64)
-        for number, (module, rows) in enumerate(parts):
+        for number, (_, module, rows) in enumerate(parts):
             own = slice(rank * number, rank * (number + 1))
             up[own, rows] = scale * tensors[tensor_name(module, "B")].T
             spans[own] = torch.tensor(rows.indices(out)[:2])
@@ -162,9 +161,12 @@ def widths(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 def targeted(config: ModelConfig, targets: Sequence[str]) -> list[tuple[str, str, slice]]:
     """Return (layer, module of a checkpoint, outputs of the layer that are the module's) for each target module."""
-    names = [(path, tensor, rows) for path, tensor, rows in checkpoint_names(config) if tensor.endswith(".weight")]
-    cut = [(path.removesuffix(".weight"), tensor.removesuffix(".weight"), rows) for path, tensor, rows in names]
-    return [(path, tensor, rows) for path, tensor, rows in cut if tensor.rpartition(".")[2] in targets]
+    found = []
+    for path, tensor, rows in checkpoint_names(config):
+        module = tensor.removesuffix(".weight")  # a bias is none of the targets
+        if module.rpartition(".")[2] in targets:
+            found.append((path.removesuffix(".weight"), module, rows))
+    return found
 
 
 def tensor_name(module: str, side: str) -> str:
@@ -177,10 +179,10 @@ def write_adapter(folder: Path, modules: Mapping[str, tuple[Tensor, Tensor]], al
     rank, targets = len(next(iter(modules.values()))[0]), sorted({name.rpartition(".")[2] for name in modules})
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": alpha, "bias": "none"}
     (folder / CONFIG).write_text(json.dumps(settings | {"target_modules": targets} | fields, indent=1) + "\n")
-    sides = {
-        tensor_name(name, side): part for name, pair in modules.items() for side, part in zip("AB", pair, strict=True)
-    }
-    save_file({name: part.contiguous() for name, part in sides.items()}, folder / WEIGHTS)
+    sides = {}
+    for name, (down, up) in modules.items():
+        sides |= {tensor_name(name, "A"): down.contiguous(), tensor_name(name, "B"): up.contiguous()}
+    save_file(sides, folder / WEIGHTS)
 
 
 def random_modules(
@@ -376,7 +378,7 @@ def add_adapters(engine: BaseEngine, holder: Any, adapters: dict[str, Adapter]) 
     """Give an engine these adapters, and return a note. holder: of its model, the engine or the overlapped loop's."""
     if not adapters:
         return ""
-    if tree := getattr(getattr(getattr(engine, "scheduler", None), "allocator", None), "tree", None):
+    if tree := getattr(getattr(engine.scheduler, "allocator", None), "tree", None):
         expect_other_pages(type(tree)())
     engine.lora = holder.model = AdaptedModel(holder.model, engine.device, adapters)
     engine.adapters, run = adapters, engine.run
@@ -389,4 +391,4 @@ def add_adapters(engine: BaseEngine, holder: Any, adapters: dict[str, Adapter]) 
             engine.lora.order = None
 
     engine.run = run_with_adapters
-    return f", adapters {', '.join(adapters)}"
+    return f"adapters {', '.join(adapters)}"

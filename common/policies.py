@@ -110,16 +110,15 @@ class Fair:
 
     def _charge(self) -> None:
         """Charge the steps since the last call."""
-        trace = self.engine.trace
-        for back in range(min(trace.steps - self.steps, len(trace)), 0, -1):
-            for name, phase, tokens in trace[-back].works:
+        for record in self.engine.trace.since(self.steps):
+            for name, phase, tokens in record.works:
                 if (request := self.requests.get(name)) is not None:
                     charged = self.charged.get(name, 0)
                     tokens = min(tokens, request.num_tokens - charged)  # not what a preemption has run again
                     price = OUTPUT if phase == "decode" else INPUT
                     self.counters[request.params.tenant] += self._cost(request, price, tokens)
                     self.charged[name] = charged + max(0, tokens)
-        self.steps = trace.steps
+        self.steps = self.engine.trace.steps
 
     def _note_who_is_here(self) -> None:
         """Raise the counters of tenants that come back; forget those that would begin at `least` again anyway."""
@@ -137,7 +136,7 @@ def add_policy(engine: BaseEngine, scheduling: Scheduling) -> None:
     """Have an engine's scheduler, or stage 08's router, ask the policy. Raise InvalidInput if there is none to ask."""
     if scheduling.policy == "fcfs":
         return
-    asks = engine if hasattr(engine, "policy") else getattr(engine, "scheduler", None)
+    asks = engine if hasattr(engine, "policy") else engine.scheduler
     if not hasattr(asks, "policy"):
         raise InvalidInput(f"--scheduling {scheduling.policy} is for stages 04 to 08: leave it out")
     if scheduling.policy not in POLICIES:

@@ -75,7 +75,7 @@ class Request:
         ending = (frozenset() if params.ignore_eos else eos_token_ids) | {*params.stop_token_ids}
         self.params = replace(params, ending_token_ids=sorted(ending)) if params.min_tokens else params
         if params.structure is not None:
-            self.params = replace(self.params, structure=params.structure.begin())
+            self.params = replace(self.params, structure=replace(params.structure))
             params = replace(params, ignore_eos=False)  # an answer that is complete ends
         self.salt = 0  # not 0: adapters change K and V, so the same tokens are other pages
         if params.adapter is not None:

@@ -54,12 +54,12 @@ class StepClock:
             def replace(owner: Any, name: str, new: Any) -> None:
                 stack.enter_context(patch.object(owner, name, new))
 
-            if drafter := getattr(engine, "drafter", None):
+            if drafter := engine.drafter:
                 replace(drafter, "draft", self._overheard(drafter.draft))
                 if self.times:
                     replace(drafter, "prepare", self.timed("drafting", drafter.prepare))
             if self.times:
-                if cache := getattr(engine, "cache", None):
+                if cache := engine.cache:
                     bind = cache.bind
                     replace(cache, "bind", lambda batch: self.timed("attention", bind(batch)))
                 replace(holder, "model", model)

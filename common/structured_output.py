@@ -12,10 +12,10 @@ vLLM and SGLang have the same parts: a grammar manager, a bitmask, a kernel that
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,7 +42,8 @@ class Structure:
 
     tried: whether a process of its own has tried the grammar out (`grammar_trial`), so that this one need not.
 
-    Equal structures share what is compiled. `begin` returns one with a state of its own; pickled, it has none.
+    Equal structures share what is compiled. `dataclasses.replace` gives one with a state of its own; pickled, it has
+    none.
     """
 
     grammar: str
@@ -58,10 +59,6 @@ class Structure:
         if "_state" not in self.__dict__:
             object.__setattr__(self, "_state", State(compiled(self.grammar, self.model, self.tried)))
         return self._state
-
-    def begin(self, model: str | None = None) -> "Structure":
-        """Return the same structure, without a state yet, for a model."""
-        return Structure(self.grammar, model or self.model, self.tried)
 
     def check(self) -> None:
         """Compile the grammar, if it is new. Raise InvalidInput if it cannot be matched."""
@@ -140,15 +137,11 @@ def compiled(grammar: str, model: str, tried: bool):
 
 
 @lru_cache(maxsize=1)
-def _executor():
-    return library().LLExecutor()
-
-
-def _fill(matchers: list, result: numpy.ndarray) -> None:
-    """Write the mask of each matcher in the row beside it, in several threads and without the interpreter lock."""
+def _fill() -> Callable[[list, numpy.ndarray], None]:
+    """Return what writes masks of matchers in the rows beside them, in threads and without the interpreter lock."""
     import llguidance.numpy
 
-    llguidance.numpy.fill_next_token_bitmask_par(_executor(), matchers, result)
+    return partial(llguidance.numpy.fill_next_token_bitmask_par, llguidance.LLExecutor())
 
 
 def prefetch(requests: Sequence) -> None:
@@ -194,7 +187,7 @@ def _compute(rows: Sequence) -> numpy.ndarray:
                 else:
                     unknown.append((state, i, count))
         if unknown:
-            _fill([(state.matcher, i) for state, i, _ in unknown], result)
+            _fill()([(state.matcher, i) for state, i, _ in unknown], result)
         for state, i, count in unknown:
             if state.matcher.is_error() or not result[i].any():  # nothing fits, or a bound is exceeded: end the answer
                 log.warning("an answer ends before its grammar does: %s", shortened(state.matcher.get_error()))

@@ -86,6 +86,10 @@ class Trace:
     def __getitem__(self, index: int) -> StepRecord:
         return self._records[index]
 
+    def since(self, steps: int) -> list[StepRecord]:
+        """Return the records of all steps but the first `steps`, as far as they are in the buffer."""
+        return [self._records[-back] for back in range(min(self.steps - steps, len(self)), 0, -1)]
+
     def clear(self) -> None:
         self._records.clear()
 

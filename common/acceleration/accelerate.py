@@ -47,83 +47,69 @@ def make_engine(
     who is served first. loras: folders of adapters, by name. Raise InvalidInput if they are asked for and not possible.
     The options token_budget, and price of a chunk, are what `choose_token_budget` finds, unless they are given.
     """
-    with current(loaded.device):
-        engine = make_on_current_device(engine_class, loaded, graphs, overlap, tiers, scheduling, loras or {}, options)
-        add_policy(engine, scheduling)
-        return engine
+    with current(loaded.device):  # kernels are launched there
+        parameters, on_gpu = inspect.signature(engine_class).parameters, loaded.device.type == "cuda"
+        if overlap and (reason := why_no_overlap(engine_class)):
+            raise InvalidInput(f"the overlapped loop was asked for, but {reason}")
+        if overlap is None:
+            overlap = on_gpu and why_no_overlap(engine_class) is None
+        if loaded.note:  # transformers' own model: what it launches may depend on values, as in a mixture of experts
+            if graphs:
+                raise InvalidInput("graphs were asked for, but they record common/model.py alone: leave out --graphs")
+            graphs = False
+        adapters = read_adapters(parameters, loaded, loras or {})
+        notes, price = [loaded.note], options.pop("price", None)
+        if on_gpu:
+            reserved = adapter_bytes(adapters) + 2 * ASIDE_BYTES * (tiers.host_memory is not None)
+            if graphs is not False and "page_size" in parameters:
+                most = options.get("max_running", parameters["max_running"].default)
+                most = max(most, VERIFIED) if "draft" in parameters else most
+                # "auto" may mean the bundled draft model, which is small.
+                models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2
+                reserved += graph_bytes(loaded.config, loaded.dtype, most, models)
+            loaded = replace(loaded, reserved_bytes=reserved)
+        if "token_budget" in parameters and options.get("token_budget") is None:
+            max_running = options.get("max_running") or parameters["max_running"].default
+            attention = options.get("attention", "auto") if "attention" in parameters else None
+            options["token_budget"], price, note = choose_token_budget(
+                loaded, parameters["token_budget"].default, max_running, attention
+            )
+            notes.append(note)
+        made = overlapped(engine_class) if overlap else engine_class
+        if "graphs" in parameters:  # it has workers, and each makes its own
+            asked = {"tiers": tiers} if tiers != NO_TIERS else {}  # a learner's own need not know of them
+            asked |= {"scheduling": scheduling} if scheduling != FIRST_COME else {}
+            asked |= {"loras": loras} if loras else {}
+            engine = made(loaded, graphs=graphs, price=price, **asked, **options)
+            engine.adapters = adapters
+            return ready(engine, notes, scheduling)
+        engine = made(loaded, **options)
+        holder = engine.model if overlap else engine
+        if price is not None and engine.scheduler is not None:  # a learner's own may count tokens alone
+            engine.scheduler.price = price
+        notes = [room_in_8_bits(loaded, engine), *notes, getattr(loaded.model, "products", "")]
+        notes += [float32_is_faster(loaded, engine.scheduler), add_tiers(engine, tiers)]
+        attention = getattr(engine.cache, "attention", None)
+        if hasattr(attention, "expect"):
+            attention.expect(engine.scheduler.max_running)
+        warm_up(engine)
+        reason = why_no_graphs(loaded.device, attention)
+        if graphs and reason:
+            raise InvalidInput(f"graphs were asked for, but {reason}")
+        if graphs is not False and reason is None:
+            before = free_bytes(loaded.device)
+            sizes = add_graphs(engine, holder)
+            taken = (before - free_bytes(loaded.device)) / 2**20
+            notes.append(f"{counted(len(sizes), 'graph')} for up to {counted(sizes[-1], 'request')} ({taken:,.0f} MiB)")
+            engine.measure()
+        notes += ["overlapped loop" * overlap, add_adapters(engine, holder, adapters)]
+        return ready(engine, notes, scheduling)
 
 
-def make_on_current_device(
-    engine_class: type[BaseEngine],
-    loaded: Loaded,
-    graphs: bool | None,
-    overlap: bool | None,
-    tiers: TierOptions,
-    scheduling: Scheduling,
-    loras: Mapping[str, Path],
-    options: dict,
-) -> BaseEngine:
-    """See `make_engine`."""
-    parameters, on_gpu = inspect.signature(engine_class).parameters, loaded.device.type == "cuda"
-    if overlap and (reason := why_no_overlap(engine_class)):
-        raise InvalidInput(f"the overlapped loop was asked for, but {reason}")
-    if overlap is None:
-        overlap = on_gpu and why_no_overlap(engine_class) is None
-    if loaded.note:  # transformers' own model: what it launches may depend on values, as in a mixture of experts
-        if graphs:
-            raise InvalidInput("graphs were asked for, but they record common/model.py alone: leave out --graphs")
-        graphs = False
-    adapters = read_adapters(parameters, loaded, loras)
-    note, price = loaded.note, options.pop("price", None)
-    if "token_budget" in parameters and options.get("token_budget") is None:
-        max_running = options.get("max_running") or parameters["max_running"].default
-        attention = options.get("attention", "auto") if "attention" in parameters else None
-        options["token_budget"], price, note = choose_token_budget(
-            loaded, parameters["token_budget"].default, max_running, attention
-        )
-        note = ", ".join(filter(None, [loaded.note, note]))
-    made = overlapped(engine_class) if overlap else engine_class
-    if graphs is not False and on_gpu and "page_size" in parameters:
-        most = options.get("max_running", parameters["max_running"].default)
-        most = max(most, VERIFIED) if "draft" in parameters else most
-        models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2  # "auto" may mean the small bundled one
-        loaded = replace(loaded, reserved_bytes=graph_bytes(loaded.config, loaded.dtype, most, models))
-    if on_gpu:
-        more = adapter_bytes(adapters) + 2 * ASIDE_BYTES * (tiers.host_memory is not None)
-        loaded = replace(loaded, reserved_bytes=loaded.reserved_bytes + more)
-    if "graphs" in parameters:  # it has workers, and each makes its own
-        asked = {"tiers": tiers} if tiers != NO_TIERS else {}  # a learner's own need not know of them
-        asked |= {"scheduling": scheduling} if scheduling != FIRST_COME else {}
-        asked |= {"loras": loras} if loras else {}
-        engine = made(loaded, graphs=graphs, price=price, **asked, **options)
-        engine.adapters = adapters
-        engine.startup_notes += f", {note}" * bool(note)
-        return engine
-    note = ", ".join(filter(None, [note, getattr(loaded.model, "products", "")]))
-    engine = made(loaded, **options)
-    scheduler = getattr(engine, "scheduler", None)
-    note = ", ".join(filter(None, [room_in_8_bits(loaded, engine), note, float32_is_faster(loaded, scheduler)]))
-    if price is not None and scheduler is not None:  # a learner's own may count tokens alone, and not look at it
-        scheduler.price = price
-    engine.startup_notes = ", ".join(filter(None, [engine.startup_notes, note]))
-    engine.startup_notes = ", ".join(filter(None, [engine.startup_notes, add_tiers(engine, loaded, tiers)]))
-    attention = getattr(getattr(engine, "cache", None), "attention", None)
-    if hasattr(attention, "expect"):
-        attention.expect(scheduler.max_running)
-    warm_up(engine)
-    reason = why_no_graphs(loaded.device, attention)
-    if graphs and reason:
-        raise InvalidInput(f"graphs were asked for, but {reason}")
-    if graphs is not False and reason is None:
-        before = free_bytes(loaded.device)
-        sizes = add_graphs(engine, engine.model if overlap else engine)
-        taken = (before - free_bytes(loaded.device)) / 2**20
-        notes = f", {counted(len(sizes), 'graph')} for up to {counted(sizes[-1], 'request')} ({taken:,.0f} MiB)"
-        engine.startup_notes += notes
-        engine.measure()
-    if overlap:
-        engine.startup_notes += ", overlapped loop"
-    engine.startup_notes += add_adapters(engine, engine.model if overlap else engine, adapters)
+def ready(engine: BaseEngine, notes: list[str], scheduling: Scheduling) -> BaseEngine:
+    """Return the engine with its policy, and these notes behind its own."""
+    add_policy(engine, scheduling)
+    engine.startup_notes = ", ".join(filter(None, [engine.startup_notes, *notes]))
     return engine
 
 
@@ -147,7 +133,7 @@ def float32_is_faster(loaded: Loaded, scheduler: object) -> str:
 
 def room_in_8_bits(loaded: Loaded, engine: BaseEngine) -> str:
     """Return one line that says how many tokens K and V in 8 bits leave room for; "" for those of the model's type."""
-    config, cache = loaded.config, getattr(engine, "cache", None)
+    config, cache = loaded.config, engine.cache
     if not config.kv_int8 or not hasattr(cache, "capacity"):
         return ""
     plain, rounded = (replace(config, kv_int8=int8).kv_bytes_per_token(loaded.dtype) for int8 in (False, True))
@@ -160,7 +146,7 @@ def add_graphs(engine: BaseEngine, holder: object) -> list[int]:
 
     holder: the engine, or the overlapped loop's own wrapper around the model.
     """
-    scheduler, cache, drafter = engine.scheduler, engine.cache, getattr(engine, "drafter", None)
+    scheduler, cache, drafter = engine.scheduler, engine.cache, engine.drafter
     drafts = scheduler.speculation.count if hasattr(scheduler, "speculation") else 0  # of one request
     sizes = ladder(max(scheduler.max_running, min(scheduler.max_running * (1 + drafts), VERIFIED)))
     most_tokens = min(engine.config.context_length, cache.capacity)

@@ -18,7 +18,7 @@ def warm_up(engine: BaseEngine) -> None:
 
     The engine must have no request yet: if it has K and V in pages, this writes to the first page.
     """
-    for holder in (engine, getattr(engine, "drafter", None)):
+    for holder in (engine, engine.drafter):
         model, cache = getattr(holder, "model", None), getattr(holder, "cache", None)
         if model is None:  # no drafter, or one that is no model
             continue
@@ -32,7 +32,7 @@ def warm_up(engine: BaseEngine) -> None:
             paged = PagedBatch.pack([1, 2], [length, 2], [pages, [0]], slots, page_size)
             hidden = model(token_ids, positions, cache.bind(paged))
         if getattr(model, "pads", False):
-            prepare_products(model.blocks[0], getattr(getattr(engine, "scheduler", None), "token_budget", 256))
+            prepare_products(model.blocks[0], getattr(engine.scheduler, "token_budget", 256))
         logits = model.logits(hidden)
         if sampling.has_kernels(engine.device):
             from ..sampling_kernels import draw_tokens

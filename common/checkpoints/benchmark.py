@@ -48,8 +48,8 @@ def answered(loaded: Loaded, jobs: Sequence[Job], batch: int, stage: str = NOW, 
     drafted, accepted = (after.get(name, 0) - before.get(name, 0) for name in ("draft_tokens", "accepted_tokens"))
     passes = tokens - accepted  # each gives one token of the target's own
     found = {"tokens_per_second": tokens / result.seconds, "drafted": drafted / passes, "gained": tokens / passes}
-    if hasattr(engine, "scheduler") and hasattr(getattr(engine.scheduler, "speculation", None), "costs"):
-        costs, drafts = engine.scheduler.speculation.costs, found["drafted"]
+    if costs := getattr(getattr(engine.scheduler, "speculation", None), "costs", None):
+        drafts = found["drafted"]
         seconds = costs.target(batch * (1 + drafts)) + drafts * costs.drafting(batch)
         found["predicted"] = found["gained"] * costs.target(batch) / seconds
     return found

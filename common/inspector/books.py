@@ -17,12 +17,11 @@ from common.engine import BaseEngine
 def kind_of(engine: BaseEngine) -> str:
     if hasattr(engine, "handles"):
         return "fleet"
-    scheduler = getattr(engine, "scheduler", None)
-    if allocator := getattr(scheduler, "allocator", None):
-        if hasattr(engine, "drafter"):
+    if allocator := getattr(engine.scheduler, "allocator", None):
+        if engine.drafter:
             return "drafts"
         return "tree" if hasattr(allocator, "tree") else "pages"
-    if scheduler is not None:
+    if engine.scheduler:
         return "slots"
     return "buffers" if hasattr(engine, "caches") else "nothing"
 
@@ -45,7 +44,7 @@ def queue(engine: BaseEngine) -> tuple[list[str], list[str]]:
     """Return the ids of those that run, oldest first, and of those that wait, in the order in which they will run."""
     if hasattr(engine, "handles"):
         running = [f.request.request_id for f in engine.flights.values() if f.phase != "queued"]
-    elif scheduler := getattr(engine, "scheduler", None):
+    elif scheduler := engine.scheduler:
         return list(scheduler.running), [request.request_id for request in scheduler.waiting]
     else:  # one at a time, in order of arrival
         running = list(engine.requests)[:1]

@@ -95,12 +95,10 @@ class View:
         return round(moment - self.origin, 5)
 
     def _steps(self, known: Known, words: dict[int, str]) -> list[dict[str, Any]]:
-        trace = self.engine.trace
-        new = min(trace.steps - known.steps, len(trace), MOST_STEPS)
+        trace, found = self.engine.trace, []
+        new = trace.since(max(known.steps, trace.steps - MOST_STEPS))
         known.steps = trace.steps
-        found = []
-        for back in range(new, 0, -1):
-            record = trace[-back]
+        for record in new:
             works = [[self.number(work.request_id), work.phase, work.tokens] for work in record.works]
             step = {"i": record.index, "s": self._since(record.start), "e": self._since(record.end), "works": works}
             if record.counters:

@@ -50,9 +50,6 @@ from .scoring import Scoring
 COMPILING_SECONDS = 0.005  # how often an idle engine looks whether the form of an answer is compiled
 LEAVING_SECONDS = 15.0  # for the API's process to end after the engine has failed
 
-NO_FORM: Future[None] = Future()
-NO_FORM.set_result(None)
-
 log = logging.getLogger("api_process")
 
 
@@ -205,10 +202,7 @@ class Steps:
 
     def __init__(self, engine: BaseEngine, connection: Connection, interval: int = 1):
         self.engine, self.connection, self.interval = Scoring(engine), connection, interval
-        loaded = Loaded(
-            None, engine.tokenizer, engine.config, engine.eos_token_ids, engine.name, engine.device, engine.dtype,
-            sampling_defaults=engine.sampling_defaults,
-        )  # fmt: skip
+        loaded = replace(engine.loaded, model=None)
         why_not = self.engine.why_no_scoring
         adapters = {name: one._replace(weights={}) for name, one in engine.adapters.items()}
         hello = Hello(loaded, engine.max_model_len, engine.scores_prompts, why_not, engine.stats(), adapters)
@@ -248,14 +242,14 @@ class Steps:
         for one in mail:
             if isinstance(one, str):
                 self._abort(one)
+            elif form := one.params.structure:
+                self.compiling[one.request_id] = self.compiler.submit(replace(form, model=self.engine.name).check), one
             else:
-                form = one.params.structure
-                form = self.compiler.submit(form.begin(self.engine.name).check) if form else NO_FORM
-                self.compiling[one.request_id] = form, one
+                gains += self._add(one)
         for request_id, (form, order) in list(self.compiling.items()):
             if form.done():
                 del self.compiling[request_id]
-                gains += self._add(form, order)
+                gains += self._add(order)
         before = self.engine.trace.steps
         gains += [self._gain(request) for request in self.engine.step() if self._due(request)]
         records, unavailable = self._first_steps(before), self.engine.unavailable
@@ -263,10 +257,9 @@ class Steps:
             return None
         return Report(gains, records, self.engine.stats(), unavailable)
 
-    def _add(self, form: Future, order: Order) -> list[Gain]:
+    def _add(self, order: Order) -> list[Gain]:
         """Give an order to the engine. If it refuses what RemoteEngine has accepted, return the request's end."""
         try:
-            form.result()
             self.engine.add(*order)
         except InvalidInput as error:
             log.error("request %s ends with an error: %s", order.request_id, error)
@@ -294,12 +287,11 @@ class Steps:
 
     def _first_steps(self, before: int) -> list[StepRecord]:
         """Return the records since step `before` in which a request ran that no step had run."""
-        trace, found = self.engine.trace, []
-        for back in range(min(trace.steps - before, len(trace)) if self.queued else 0, 0, -1):
-            ran = self.queued.intersection(work.request_id for work in trace[-back].works)
-            if ran:
+        found = []
+        for record in self.engine.trace.since(before) if self.queued else ():
+            if ran := self.queued.intersection(work.request_id for work in record.works):
                 self.queued -= ran
-                found.append(trace[-back])
+                found.append(record)
         return found
 
 

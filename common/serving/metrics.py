@@ -60,13 +60,13 @@ class Measured(Around, Collector):
         return request
 
     def step(self) -> list[Request]:
-        trace, before = self._engine.trace, self._engine.trace.steps
+        before = self._engine.trace.steps
         changed = self._engine.step()
-        for back in range(min(trace.steps - before, len(trace)), 0, -1):  # in stage 08, steps of several workers
-            for work in trace[-back].works:
+        for record in self._engine.trace.since(before):  # in stage 08, steps of several workers
+            for work in record.works:
                 if request := self._waiting.pop(work.request_id, None):
-                    self._scheduled[request.request_id] = trace[-back].start
-                    self._observe(request_queue_time_seconds=trace[-back].start - request.timings.arrival)
+                    self._scheduled[request.request_id] = record.start
+                    self._observe(request_queue_time_seconds=record.start - request.timings.arrival)
         for request in changed:
             self._observe_tokens(request)
             if request.finished:

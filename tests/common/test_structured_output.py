@@ -141,7 +141,7 @@ def test_masks_are_those_of_the_tokens_in_any_order(small):
     for grammar, outputs in ((regex_grammar("[ab]{4}"), letters), (form, bounded)):
         structure = Structure(grammar, small.name)
         for output, mask in zip(outputs, masks(rows(structure, *outputs)), strict=True):
-            assert (masks(rows(structure.begin(), output)) == mask).all(), output
+            assert (masks(rows(Structure(grammar, small.name), output)) == mask).all(), output
             together[tuple(output)] = mask
     assert (together[a, b, x] == -1).all(), "a row behind a wrong draft token is not restricted: it will be rejected"
 

@@ -44,7 +44,7 @@ def test_a_step_runs_with_its_own_gpu_as_the_current_one(loaded, monkeypatch):
 
 def test_a_step_is_larger_on_a_gpu(loaded, monkeypatch):
     class Engine:
-        startup_notes = ""
+        startup_notes, scheduler, cache, drafter = "", None, None, None
 
         def __init__(self, loaded, max_running=4, token_budget=256):
             self.token_budget = token_budget

@@ -42,7 +42,7 @@ class Interruptions:
         monkeypatch.setattr(engine, "run", interrupted)
         holder = engine.model if isinstance(engine.model, Resolved) else engine  # the overlapped loop changes it
         monkeypatch.setattr(holder, "model", Interrupted(holder.model, self.at, *MOMENTS[:2]))
-        if hasattr(drafter := getattr(engine, "drafter", None), "model"):
+        if hasattr(drafter := engine.drafter, "model"):
             monkeypatch.setattr(drafter, "model", Interrupted(drafter.model, self.at, MOMENTS[3]))
 
     def at(self, moment: str) -> None:

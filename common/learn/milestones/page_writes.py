@@ -18,7 +18,7 @@ class Write(NamedTuple):
 
 def record_writes(engine: Any) -> None:
     """Have an engine with pages keep from now on what it writes, as `engine.writes`."""
-    if hasattr(engine, "writes") or not hasattr(getattr(engine, "scheduler", None), "allocator"):
+    if hasattr(engine, "writes") or not hasattr(engine.scheduler, "allocator"):
         return
     run, engine.writes = engine.run, []
 

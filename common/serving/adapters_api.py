@@ -7,6 +7,7 @@ was started with `--lora`.
 import asyncio
 import os
 from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -70,24 +71,17 @@ async def between_steps(engine_thread: Any, change: Callable[[], None]) -> None:
     """Have the engine's thread call a function before its next step. Raise what it raises."""
     if engine_thread.error is not None:
         raise EngineDead(str(engine_thread.error))
-    done = asyncio.get_running_loop().create_future()
-
-    def answer(error: Exception | None) -> None:
-        if not done.done():
-            done.set_result(None) if error is None else done.set_exception(error)
+    done: Future[None] = Future()
 
     def command() -> None:
-        if done.cancelled():  # the client has been told that it took too long
-            return
-        error = None
-        try:
-            change()
-        except Exception as raised:  # the client's, or memory: the engine is as it was
-            error = raised
-        engine_thread._tell(answer, error)
+        if done.set_running_or_notify_cancel():  # otherwise the client has been told that it took too long
+            try:
+                done.set_result(change())
+            except Exception as error:  # the client's, or memory: the engine is as it was
+                done.set_exception(error)
 
     engine_thread._commands.put(command)
     try:
-        await asyncio.wait_for(done, ANSWER_SECONDS)
+        await asyncio.wait_for(asyncio.wrap_future(done), ANSWER_SECONDS)
     except asyncio.TimeoutError as error:
         raise EngineDead(str(engine_thread.error or "the engine is busy: try again later")) from error

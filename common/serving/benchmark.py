@@ -58,10 +58,6 @@ def measure_server(settings: Settings, sizes: dict, *options: str) -> Figures:
     return {"tokens_per_second": result.throughput, "client_processor_percent": client_percent}
 
 
-def measure_apart(settings: Settings, sizes: dict) -> Figures:
-    return measure_server(settings, sizes, *APART)
-
-
 def draw(document: dict, png: Path) -> None:
     rates = {label: document["sides"][side]["tokens_per_second"] for side, label in measured(document)}
     engine, *servers = (rate["median"] for rate in rates.values())
@@ -90,7 +86,11 @@ def report(document: dict) -> dict[str, Rows]:
 BENCHMARK = Benchmark(
     **described(__file__),
     description=__doc__,
-    sides={"engine": measure_engine, "server": measure_server, "apart": measure_apart},
+    sides={
+        "engine": measure_engine,
+        "server": measure_server,
+        "apart": lambda settings, sizes: measure_server(settings, sizes, *APART),
+    },
     draw=draw,
     headline=Headline(
         "{clients} clients", "output tokens/s", ("engine", "server"), lambda sizes, side: side["tokens_per_second"]

@@ -44,20 +44,16 @@ class Promises(Around):
         self._since: float | None = None  # when the last step ended; None: the engine was idle then
 
     def add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
-        if self._since is not None:  # an idle engine takes whatever comes: otherwise nothing would be measured any more
-            self._expect_in_time(len(prompt), params)
-        return self._engine.add(prompt, params)
-
-    def _expect_in_time(self, tokens: int, params: SamplingParams) -> None:
-        """Raise PromiseBroken if a request with so many tokens would be late."""
-        ahead = self._ahead(tokens, params)
-        waits = bool(self._waiting())  # otherwise it is taken, as by an idle engine: what is refused is not measured
-        if self.ttft is not None and waits and (late := self._prompts.seconds(ahead) - self.ttft) > 0:
+        # What is refused is not measured: an idle engine takes whatever comes, and so does one with an empty queue.
+        late = self._prompts.seconds(self._ahead(len(prompt), params)) - (self.ttft or math.inf)
+        if late > 0 and self._since is not None and self._waiting():
             message = f"the first token would come {late:.1f} s later than the {self.ttft:g} s that are promised"
             raise PromiseBroken(f"{message}: try again later", late)
-        if self.tpot is not None and (each := self._tokens.seconds(1)) > self.tpot:
+        each = self._tokens.seconds(1)
+        if self._since is not None and each > (self.tpot or math.inf):
             message = f"a token takes {each:.3f} s, and {self.tpot:g} are promised"
             raise PromiseBroken(f"{message}: try again later", HALF_LIFE)
+        return self._engine.add(prompt, params)
 
     def _ahead(self, tokens: int, params: SamplingParams) -> float:
         """Return how many tokens of prompts are read before these are, themselves included."""

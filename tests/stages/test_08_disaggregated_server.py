@@ -72,7 +72,7 @@ def test_the_command_line_loads_no_weights_for_a_router(monkeypatch, loaded, dev
 def test_processes_load_the_model_as_it_is(option):
     args = cli.build_parser("").parse_args(["--prompt", "a", "--device", "cpu", *option])
     args.workers = "ray"
-    with pytest.raises(ValueError, match=f"workers in processes .*: leave out {option[0]}, or use stage 07"):
+    with pytest.raises(ValueError, match=f"workers in processes .*: leave out .*{option[0]}.*, or use stage 07"):
         cli.build_engine(ROOT / "08_disaggregated", load_engine("08"), args)
 
 

@@ -36,8 +36,10 @@ class Answer:
     whole: str  # the field `object` of a whole answer
     chunk: str  # the field `object` of a chunk
 
-    def __init__(self, service, body: Body, scored: Sequence, streams: Sequence):
-        self.service, self.body, self.scored, self.streams = service, body, scored, streams
+    watch: asyncio.Task  # aborts the requests when the client disconnects
+
+    def __init__(self, service, body: Body, prompts: Sequence, scored: Sequence, streams: Sequence):
+        self.service, self.body, self.prompts, self.scored, self.streams = service, body, prompts, scored, streams
         self.echoes: list[Piece] = []  # for each prompt, what its choices begin with; or none
         self.begun: set[int] = set()  # choices that have been written, or their first chunk
         self.places: dict[int, tuple[IncrementalDetokenizer | None, int]] = {}  # of choices: with characters listed

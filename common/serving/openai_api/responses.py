@@ -4,7 +4,6 @@ A body becomes a chat's, and goes the same way from there. An answer is a list o
 item for each call; streamed, they grow by events. The server keeps no response, so clients send whole conversations.
 """
 
-import asyncio
 import itertools
 import re
 import reprlib
@@ -20,7 +19,7 @@ from common.serving.errors import BadRequest, Json, dump
 
 from .answers import Answer, call, new_id
 from .bodies import ChatBody, Int, Message
-from .routes import NOT_COMPLETED, SSE_HEADERS, Service, abort_when_gone
+from .routes import NOT_COMPLETED, SSE_HEADERS, Service
 from .structured import ResponseFormat
 from .templates import text_of
 
@@ -228,13 +227,13 @@ def _part(text: str) -> Object:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-async def events(answer: ResponseAnswer, watch: asyncio.Task) -> AsyncIterator[str]:
+async def events(answer: ResponseAnswer) -> AsyncIterator[str]:
     """Yield server-sent events: they have names here, and no `[DONE]` ends them."""
     yield named(answer.event("created", response=answer.response("in_progress")))
     async for _, piece in answer.pieces():
         for event in answer.grow(piece):
             yield named(event)
-    watch.cancel()
+    answer.watch.cancel()
 
 
 def named(event: Object) -> str:
@@ -246,14 +245,11 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/responses")
     async def responses(http: Request, body: ResponsesBody):
-        service.check(body, 1)
-        prompt = await service.thread.beside(service.chat_tokens, body)
-        answer = await service.submit(ResponseAnswer, body, [prompt], http)
-        watch = asyncio.create_task(abort_when_gone(http, service.thread, answer.streams))
+        answer = await service.submit(ResponseAnswer, body, http)
         if body.stream:
-            return StreamingResponse(events(answer, watch), media_type="text/event-stream", headers=SSE_HEADERS)
+            return StreamingResponse(events(answer), media_type="text/event-stream", headers=SSE_HEADERS)
         await service.finished(answer.streams)
-        watch.cancel()
+        answer.watch.cancel()
         *_, last = answer.grow(*answer.whole_pieces())
         return Json(last["response"])
 

@@ -90,19 +90,6 @@ class Service:
             return [int(name[1:-1], 16)]
         return [BYTES[one] for one in name] if BYTES.keys() >= set(name) else None
 
-    def check(self, body: Body, prompts: int) -> None:
-        """Raise BadRequest if this server cannot answer the call, before any work for it."""
-        self.check_model(body.model)
-        if body.priority and self.scheduling != "priority":
-            raise BadRequest(
-                "Priority scheduling is not enabled: start the server with --scheduling priority", "priority"
-            )
-        answers = prompts * (body.choices + body.scores_prompts)
-        if answers > self.thread.max_queue:
-            raise BadRequest(
-                f"one call for {answers} answers, but the queue takes {self.thread.max_queue}: ask for fewer"
-            )
-
     def chat_tokens(self, body: ChatBody | TokenizeBody) -> list[int]:
         """Return the token ids of messages in the checkpoint's chat template. Raise BadRequest if it refuses them."""
         if self.tokenizer is None or self.tokenizer.chat_template is None:
@@ -133,11 +120,27 @@ class Service:
         await asyncio.to_thread(structure.check)  # beside the engine and the event loop
         return structure
 
-    async def submit(self, kind: type[Answer], body: Body, prompts: Sequence[str | list[int]], http: Request) -> Answer:
-        """Queue a request for each choice of each prompt, and one for each prompt to be scored: all or none."""
+    async def submit(self, kind: type[Answer], body: Body, http: Request) -> Answer:
+        """Queue a request for each choice of each prompt, and one for each prompt to be scored: all or none.
+
+        If the client disconnects, abort them. Raise BadRequest for a call that this server cannot answer, before any
+        work for it.
+        """
+        self.check_model(body.model)
+        if body.priority and self.scheduling != "priority":
+            raise BadRequest(
+                "Priority scheduling is not enabled: start the server with --scheduling priority", "priority"
+            )
+        is_chat = isinstance(body, ChatBody)
+        answers = (1 if is_chat else len(body.prompts)) * (body.choices + body.scores_prompts)
+        if answers > self.thread.max_queue:
+            raise BadRequest(
+                f"one call for {answers} answers, but the queue takes {self.thread.max_queue}: ask for fewer"
+            )
+        prompts = [await self.thread.beside(self.chat_tokens, body)] if is_chat else body.prompts
         params, choices, scored = body.params(self.defaults, await self.structure(body)), [], []
         params = replace(params, tenant=http.state.tenant or (body.user or "")[:MOST_TENANT])
-        if body.model not in (None, self.name):  # if it has been unloaded since `check`, the engine refuses it
+        if body.model not in (None, self.name):  # if it has been unloaded meanwhile, the engine refuses it
             params = replace(params, adapter=body.model)
         if body.scores_prompts:
             if params.adapter:
@@ -149,13 +152,15 @@ class Service:
                 seed = None if params.seed is None else (params.seed + number) % 2**63
                 choices.append((prompt, replace(params, seed=seed)))
         streams = await self.thread.submit_all(scored + choices, http.state.arrived)
-        return kind(self, body, streams[: len(scored)], streams[len(scored) :])
+        answer = kind(self, body, prompts, streams[: len(scored)], streams[len(scored) :])
+        answer.watch = asyncio.create_task(abort_when_gone(http, self.thread, streams))
+        return answer
 
-    async def echoes(self, answer: Answer, prompts: Sequence[str | list[int]]) -> list[Piece]:
+    async def echoes(self, answer: Answer) -> list[Piece]:
         """Return the prompts that the choices begin with. Raise EngineDead if their scores are incomplete."""
         await self.finished(answer.scored)
         echoes = []
-        for prompt, stream in zip(prompts, answer.scored or answer.streams[:: answer.body.choices], strict=True):
+        for prompt, stream in zip(answer.prompts, answer.scored or answer.streams[:: answer.body.choices], strict=True):
             ids = stream.request.prompt_token_ids
             text = prompt if isinstance(prompt, str) else self.tokenizer.decode(ids) if self.tokenizer else ""
             echoes.append(Piece(text, ids, stream.request.logprobs if answer.scored else []))
@@ -169,24 +174,21 @@ class Service:
                     raise ClientDisconnect("the client has left")
                 raise EngineDead(str(self.thread.error or NOT_COMPLETED))
 
-    async def respond(
-        self, http: Request, kind: type[Answer], body: Body, prompts: Sequence[str | list[int]]
-    ) -> Response:
-        """Return the answer, whole or streamed. If the client disconnects, abort its requests."""
-        answer = await self.submit(kind, body, prompts, http)
-        watch = asyncio.create_task(abort_when_gone(http, self.thread, answer.scored + answer.streams))
+    async def respond(self, kind: type[Answer], body: Body, http: Request) -> Response:
+        """Return the answer, whole or streamed."""
+        answer = await self.submit(kind, body, http)
         if body.echoes:
-            answer.echoes = await self.echoes(answer, prompts)
+            answer.echoes = await self.echoes(answer)
         if body.stream:
-            return StreamingResponse(self.events(answer, watch), media_type="text/event-stream", headers=SSE_HEADERS)
+            return StreamingResponse(self.events(answer), media_type="text/event-stream", headers=SSE_HEADERS)
         await self.finished(answer.streams)
         pieces = answer.whole_pieces()
         choices = [await answer.choice(index, piece, whole=True) for index, piece in enumerate(pieces)]
         usage = answer.usage(sum(len(piece.token_ids) for piece in pieces))
-        watch.cancel()
+        answer.watch.cancel()
         return Response(answer.json(answer.whole, choices, usage=usage), media_type="application/json")
 
-    async def events(self, answer: Answer, watch: asyncio.Task) -> AsyncIterator[str]:
+    async def events(self, answer: Answer) -> AsyncIterator[str]:
         """Yield server-sent events: a chunk for each piece, the usage if requested, and `[DONE]`."""
         asked = answer.body.stream_options or StreamOptions()
         running = {"usage": None} if asked.include_usage else {}
@@ -204,7 +206,7 @@ class Service:
             if asked.include_usage:
                 yield event(answer.json(answer.chunk, [], usage=answer.usage(tokens)))
         yield event("[DONE]")
-        watch.cancel()
+        answer.watch.cancel()
 
 
 def event(data: str) -> str:
@@ -216,14 +218,11 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/v1/completions")
     async def completions(http: Request, body: CompletionBody):
-        service.check(body, len(body.prompts))
-        return await service.respond(http, CompletionAnswer, body, body.prompts)
+        return await service.respond(CompletionAnswer, body, http)
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(http: Request, body: ChatBody):
-        service.check(body, 1)
-        prompt = await service.thread.beside(service.chat_tokens, body)
-        return await service.respond(http, ChatAnswer, body, [prompt])
+        return await service.respond(ChatAnswer, body, http)
 
     @routes.get("/v1/models")
     async def models():

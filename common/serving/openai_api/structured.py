@@ -89,9 +89,6 @@ class Function(BaseModel, strict=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
-    def schema_of_arguments(self) -> dict[str, Any]:
-        return {"type": "object"} | (self.parameters or {})
-
 
 class Tool(BaseModel, strict=True):
     type: Literal["function"]
@@ -106,7 +103,8 @@ def tool_form(
     A named tool: its arguments alone. "required": at least one call. "auto": calls, or an answer of another form (None:
     text). several: whether one answer may have several calls. tags: as for `tool_grammar`.
     """
-    functions = [(one.function.name, one.function.schema_of_arguments(), bool(one.function.strict)) for one in tools]
+    given = [tool.function for tool in tools]
+    functions = [(one.name, {"type": "object"} | (one.parameters or {}), bool(one.strict)) for one in given]
     if isinstance(choice, str):
         return partial(tool_grammar, functions, tags, several, optional=choice == "auto", answer=answer)
     for name, schema, strict in functions:

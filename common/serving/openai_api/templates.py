@@ -94,12 +94,10 @@ def text_of(content: str | list[dict]) -> str:
 def template_of(tokenizer, tools: Sequence[dict] | None) -> Template:
     """Return the template for requests with these tools: some checkpoints have several."""
     text = tokenizer.get_chat_template(tools=tools)
-    return _template(tokenizer, text if TAG in text else tokenizer.get_chat_template())
+    return kept_template(tokenizer, text if TAG in text else tokenizer.get_chat_template())
 
 
-@lru_cache(maxsize=8)
-def _template(tokenizer, text: str) -> Template:
-    return Template(tokenizer, text)
+kept_template = lru_cache(maxsize=8)(Template)
 
 
 def set_template(tokenizer, file: Path | None) -> None:

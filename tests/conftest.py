@@ -247,11 +247,11 @@ def two_nodes() -> Iterator[str]:
     from ray._private.node import Node
     from ray.cluster_utils import Cluster
 
-    from common.distributed.joining import NOT_STARTED, OBJECT_STORE_BYTES, environment, read_authentication_settings
+    from common.distributed.joining import NOT_STARTED, OBJECT_STORE_BYTES, read_authentication_settings
 
     # As a Ray of our own, but without a token.
     started = {"RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
-    with environment(**started), patch.multiple(Node, **NOT_STARTED):
+    with patch.dict(os.environ, started), patch.multiple(Node, **NOT_STARTED):
         read_authentication_settings()
         cluster = Cluster()
         for cores in (3, 2):  # the first one is the head

@@ -19,7 +19,7 @@ from torch import Tensor
 from common.demo import bar
 from common.errors import InvalidInput
 from common.loader import Loaded
-from common.model import Attend, Transformer
+from common.model import Transformer
 from common.request import Request
 from common.sampling import Drawn, SampledToken, SamplingParams
 from common.stages import load_engine
@@ -44,22 +44,16 @@ PLAIN = "{% for message in messages %}{{ '\n' + message['content'] + '\n' }}{% e
 MARK = "\ue000"  # a character for private use, where a turn's text goes
 
 
-def ragged_attention(lengths: Sequence[int]) -> Attend:
-    """`attend` for whole sequences of these lengths, laid end to end."""
-    attend_alone = causal_attention(1)
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        parts = zip(*(x.split(list(lengths)) for x in (q, k, v)), strict=True)
-        return torch.cat([attend_alone(layer, *part) for part in parts])
-
-    return attend
-
-
 def hidden_states(model: Transformer, texts: Sequence[Tensor], device: torch.device) -> Tensor:
     """Run a model over whole texts of token ids, laid end to end: `[N, hidden_size]`."""
-    lengths = [len(text) for text in texts]
+    lengths, attend_alone = [len(text) for text in texts], causal_attention(1)
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        parts = zip(*(x.split(lengths) for x in (q, k, v)), strict=True)
+        return torch.cat([attend_alone(layer, *part) for part in parts])
+
     positions = torch.cat([torch.arange(length) for length in lengths])
-    return model(torch.cat(list(texts)).to(device), positions.to(device), ragged_attention(lengths))
+    return model(torch.cat(list(texts)).to(device), positions.to(device), attend)
 
 
 class Conversation:

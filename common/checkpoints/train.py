@@ -57,25 +57,6 @@ def causal_attention(rows: int):
     return attend
 
 
-def loss_on(model: Transformer, rows: Tensor, own: Tensor, teacher: Transformer | None) -> Tensor:
-    """Return the mean cross-entropy in nats over the next tokens in `rows[R, S + 1]` where `own[R, S + 1]` is true.
-
-    With a teacher, the wanted distribution is the teacher's, not the token that follows. Matrix products in bfloat16.
-    """
-    inputs, counts = rows[:, :-1].flatten(), own[:, 1:].flatten()
-    positions = torch.arange(rows.shape[1] - 1).repeat(len(rows))
-
-    def logits(of: Transformer) -> Tensor:
-        return of.logits(of(inputs, positions, causal_attention(len(rows)))[counts])
-
-    with torch.autocast("cpu", torch.bfloat16):
-        if teacher is None:
-            return F.cross_entropy(logits(model), rows[:, 1:].flatten()[counts])
-        with torch.no_grad():
-            wanted = logits(teacher).softmax(dim=-1)
-        return F.cross_entropy(logits(model), wanted)
-
-
 def learning_rate(step: int, phase: Phase) -> float:
     """Return the rate of a step: linear warm-up, then a cosine down to 2 % of the peak."""
     cosine = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / phase.steps))
@@ -167,10 +148,25 @@ class Training:
         return next(length for until, length in self.phase.row_lengths if self.step < until * self.phase.steps)
 
     def loss(self, rows: list[list[int]], teacher: Transformer | None = None) -> Tensor:
-        batch = torch.tensor(rows)
+        """Return the mean cross-entropy in nats over the next tokens that count. Matrix products in bfloat16.
+
+        With a teacher, the wanted distribution is the teacher's, not the token that follows.
+        """
+        batch = torch.tensor(rows)  # [R, S + 1]
         everything = torch.ones_like(batch, dtype=torch.bool)
         own = everything if self.phase.mix == "known" else own_tokens(self.tokenizer, batch)
-        return loss_on(self.model, batch, own, teacher)
+        inputs, counts, wanted = batch[:, :-1].flatten(), own[:, 1:].flatten(), batch[:, 1:].flatten()
+        positions = torch.arange(batch.shape[1] - 1).repeat(len(batch))
+
+        def logits(model: Transformer) -> Tensor:
+            return model.logits(model(inputs, positions, causal_attention(len(batch)))[counts])
+
+        with torch.autocast("cpu", torch.bfloat16):
+            if teacher is None:
+                return F.cross_entropy(logits(self.model), wanted[counts])
+            with torch.no_grad():
+                distribution = logits(teacher).softmax(dim=-1)
+            return F.cross_entropy(logits(self.model), distribution)
 
     def batches(self) -> Iterator[tuple[list[list[int]], int]]:
         """Return the batches from `next_document` on, which moves on with them, each with the number of its tokens."""

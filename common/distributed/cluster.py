@@ -55,8 +55,7 @@ class Cluster:
             raise InvalidInput("this process has joined a Ray already: close the engine that uses it first")
         if address is not None:
             find_head(address)
-        self.mine = address is None
-        self.loopback = self.mine  # whether workers need not reach other machines
+        self.loopback = address is None  # a Ray of our own, whose workers need not reach other machines
         self.failure: str | None = None  # a sentence, once Ray is lost
         self._token = secrets.token_hex(32)  # of a Ray of our own
         self._group: PlacementGroup | None = None
@@ -116,8 +115,8 @@ class Cluster:
         self._closing.set_result(None)
         wait([self._joined], CLOSE_SECONDS)  # Ray aborts a process that loses the head while it joins
         if self._joined.done():
-            self._thread.join(OWN_SECONDS if self.mine else CLOSE_SECONDS)
-        if self.mine:
+            self._thread.join(OWN_SECONDS if self.loopback else CLOSE_SECONDS)
+        if self.loopback:
             end_processes(self._token)  # without the head, workers would run for another minute
             if self._joined.done():
                 self._thread.join(CLOSE_SECONDS)
@@ -135,7 +134,7 @@ class Cluster:
                 join_ray(address)
             context = ray.get_runtime_context()
             self._head, self._node = context.gcs_address, context.get_node_id()
-            self.device, self._bundle, self._workers_per_gpu = plan(living_nodes(), count, device, self.mine)
+            self.device, self._bundle, self._workers_per_gpu = plan(living_nodes(), count, device, self.loopback)
             self._reserve(count)
         except BaseException as error:
             self._joined.set_exception(error)

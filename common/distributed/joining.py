@@ -79,7 +79,8 @@ def start_ray(token: str) -> None:
     own["SPT_NOENV"] = "1"  # or the title of a process would overwrite its environment, and `end_processes` miss it
     # On Linux, Ray would replace 127.0.0.1 by an address that other machines can reach.
     on_loopback = patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
-    with environment(**own), on_loopback, patch.multiple(Node, **NOT_STARTED), own_sigterm():
+    # Ray's processes get these variables when they start, and pass them on to their workers.
+    with patch.dict(os.environ, own), on_loopback, patch.multiple(Node, **NOT_STARTED), own_sigterm():
         read_authentication_settings()
         ray.init(
             "local",
@@ -104,21 +105,6 @@ class CourseJobConfig(JobConfig):
     def _serialize(self) -> str:  # Ray calls it after it has set its directories, and before it sends them
         self._py_driver_sys_path = [str(ROOT)]
         return super()._serialize()
-
-
-@contextmanager
-def environment(**variables: str) -> Iterator[None]:
-    """Set environment variables for the processes started meanwhile; Ray's processes pass them on to their workers."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from unittest.mock import patch
 
 import pytest
 
@@ -83,7 +84,7 @@ class TestOurOwn:
         programs = {os.path.basename(part) for process in processes for part in process.cmdline()}
         assert not programs & {"monitor.py", "dashboard.py", "log_monitor.py"}, "nothing here asks them"
         assert len(processes) >= 4, "two agents are found, too, and end with the rest"
-        assert own.mine and own.failure is None and own.description == "Ray actors on 1 machine"
+        assert own.loopback and own.failure is None and own.description == "Ray actors on 1 machine"
         cores = max(1, os.cpu_count() // 3)
         assert [own.threads(number) for number in range(3)] == [cores] * 3
         [(_, address, threads, _)] = places(own, 1)
@@ -105,7 +106,7 @@ class TestOurOwn:
         assert "RAY_AUTH_TOKEN" not in os.environ, "no process but Ray's has it"
         with pytest.raises(ValueError, match="cannot be joined: .*uthentication"):
             joining.find_head(own._head)
-        with joining.environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=own._token):
+        with patch.dict(os.environ, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=own._token):
             joining.find_head(own._head)
 
     def test_a_second_one_is_refused(self, own):
@@ -236,7 +237,7 @@ def test_workers_share_gpus_and_have_the_cores_of_their_own_machine(two_nodes, m
         assert [threads for _, _, threads, _ in where] == [str(cluster.threads(number)) for number in range(3)]
         assert all(reached == ray.util.get_node_ip_address() != "127.0.0.1" for _, reached, *_ in where)
     with closing(Cluster(two_nodes, 2)) as cluster:  # which has room only if the first one has left
-        assert not cluster.mine and cluster.gpu_share() == 1.0
+        assert not cluster.loopback and cluster.gpu_share() == 1.0
         assert cluster.description == "Ray actors on 2 machines"
         assert sorted(cluster.threads(number) for number in range(2)) == [2, 3]
         monkeypatch.setattr(module, "PLACE_SECONDS", 2.0)

@@ -6,9 +6,6 @@ It needs only Python: course.py runs before anything is installed.
 import argparse
 import os
 import shlex
-import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -124,15 +121,11 @@ def paint(text: str, colour: str) -> str:
 
 def show(lines: list[str]) -> None:
     """Print the lines of a diff, at a terminal in colours and through a pager."""
+    import pydoc  # which takes as long to import as all the rest
+
     colours = {"+": "32", "-": "31", "@": "36", " ": ""}
-    text = "\n".join(paint(line, colours.get(line[:1], "1")) for line in lines) + "\n"
-    pager = shlex.split(os.environ.get("PAGER", "less"))
-    if sys.stdout.isatty() and pager and shutil.which(pager[0]):
-        signal.signal(signal.SIGINT, lambda *_: None)  # Ctrl-C is one of the pager's own keys
-        # F, X: what fits on the screen just stays there; R: colours
-        subprocess.run(pager, input=text.encode(), env={"LESS": "FRX", **os.environ})
-    else:
-        print(text, end="")
+    os.environ.setdefault("LESS", "FRX")  # F, X: what fits on the screen just stays there; R: colours
+    pydoc.pager("".join(f"{paint(line, colours.get(line[:1], '1'))}\n" for line in lines))
 
 
 class StatusLine:

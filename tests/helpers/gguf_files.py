@@ -79,7 +79,9 @@ def write(path: Path, family="llama", kind="F32", **changes) -> Path:
         if isinstance(value, tuple):
             writer.add_tensor(name, value[0], raw_dtype=gguf.GGMLQuantizationType[value[1]])
         elif value != "":
-            writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
+            is_count = type(value) is int and value >= 0  # llama.cpp takes no other type for these
+            kind = gguf.GGUFValueType.UINT32 if is_count else gguf.GGUFValueType.get_type(value)
+            writer.add_key_value(name, value, kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

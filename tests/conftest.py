@@ -84,10 +84,8 @@ def pytest_generate_tests(metafunc):
         stages += [] if chosen else [*WITH_A_LOOP_AROUND, *WITH_8_BITS]
         if metafunc.config.getoption("--device") == "cpu":
             stages += [f"{stage}+{draft}" for stage in stages if re.search(r"07_\w+$", stage) for draft in DRAFTS]
-        names, values = ["engine_class"], [[stage] for stage in stages]
-        if "kv_int8" in metafunc.fixturenames:
-            names, values = [*names, "kv_int8"], [[stage, stage in WITH_8_BITS] for stage in stages]
-        metafunc.parametrize(names, values, ids=stages, indirect=True, scope="session")
+        values = [[stage, stage in WITH_8_BITS] for stage in stages]
+        metafunc.parametrize(["engine_class", "kv_int8"], values, ids=stages, indirect=True, scope="session")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -305,10 +303,8 @@ def engine(make_engine) -> BaseEngine:
 
 
 def tensor_bytes(engine: BaseEngine) -> int:
-    storages = {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in reachable(engine, torch.Tensor)
-    }
-    return sum(storage.nbytes() for storage in storages.values())
+    storages = [tensor.untyped_storage() for tensor in reachable(engine, torch.Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def reachable(engine: BaseEngine, kind: type):
@@ -316,14 +312,16 @@ def reachable(engine: BaseEngine, kind: type):
     seen, todo = {id(engine.model), id(engine.tokenizer)}, [engine]
     while todo:
         value = todo.pop()
-        if id(value) in seen or isinstance(value, (Trace, type)) or callable(value) and not hasattr(value, "__self__"):
+        if type(value) in PLAIN or id(value) in seen or isinstance(value, (Trace, type)):
+            continue
+        if callable(value) and not hasattr(value, "__self__"):
             continue
         seen.add(id(value))
         if isinstance(value, kind):
             yield value
         elif isinstance(value, dict):
-            todo += [one for pair in value.items() for one in pair if type(one) not in PLAIN]
+            todo += [*value, *value.values()]
         elif isinstance(value, (list, tuple, set, frozenset, deque)):
-            todo += [one for one in value if type(one) not in PLAIN]
+            todo += value
         elif hasattr(value, "__dict__"):
-            todo += [one for one in vars(value).values() if type(one) not in PLAIN]
+            todo += vars(value).values()

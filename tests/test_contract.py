@@ -42,13 +42,6 @@ def test_greedy_tokens_are_those_of_transformers(engine, loaded, prompts, expect
         assert completion.finish_reason == ("stop" if ended else "length")
 
 
-def test_a_prompt_alone_and_as_text_gives_the_same(engine, loaded, prompts, expected):
-    texts = [loaded.tokenizer.decode(prompt) for prompt in prompts]
-    first, second, *_ = [i for i, text in enumerate(texts) if loaded.tokenizer(text)["input_ids"] == prompts[i]]
-    assert engine.generate([texts[first]], GREEDY)[0].token_ids == expected[first]
-    assert engine.generate([prompts[second]], GREEDY)[0].token_ids == expected[second]
-
-
 def test_a_long_prompt(engine, reference, prompts):
     prompt = (sum(prompts, []) * 2)[:1100]
     assert engine.generate([prompt], endless(3))[0].token_ids == reference.generate(prompt, 3, ignore_eos=True)
@@ -125,6 +118,7 @@ def test_attention_may_lie_otherwise_in_memory(engine, prompts, expected, monkey
 def test_stop_strings_end_inside_tokens(engine, loaded):
     """A stop string may begin and end in the middle of a token; the text is cut there, the tokens are kept."""
     [full] = engine.generate([STORY], endless())
+    assert full.prompt_token_ids == loaded.tokenizer(STORY)["input_ids"]
     stops = [full.text[start : start + 6] for start in (3, 24, 75)]
     each = [endless(stop=[stop, "never to be seen"]) for stop in stops]
     each += [endless(stop=stop, include_stop_str_in_output=True) for stop in stops]

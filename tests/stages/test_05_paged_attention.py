@@ -1,9 +1,8 @@
 """What stage 05 promises beyond the contract and its milestones: pages are owned once, in any order of requests."""
 
 import pytest
-import torch
 
-from common.memory import parse_bytes, zeros
+from common.memory import parse_bytes
 from common.stages import load_stage_module
 from tests.helpers.scheduler_machine import PagedMachine, machine_test
 
@@ -37,11 +36,3 @@ def test_no_page_is_listed_that_memory_does_not_hold(loaded, monkeypatch, kv_mem
     monkeypatch.setattr(engine_module, "Scheduler", None)  # its list of pages would take all memory before the pages do
     with pytest.raises(MemoryError):
         Engine(loaded, kv_memory=kv_memory)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_zeros(dtype):
-    tensor = zeros((3, 5, 2), torch.device("cpu"), dtype)
-    assert tensor.shape == (3, 5, 2) and tensor.dtype == dtype and not tensor.any()
-    tensor[1] = 1.5
-    assert tensor.sum() == 15

@@ -68,19 +68,6 @@ def test_pages_arrive_as_they_were_sent_and_nothing_else_is_touched(skip, kind):
         assert transfer.done(), "cancelling what is complete changes nothing"
 
 
-def test_an_offer_stands_until_it_is_withdrawn(ends):
-    """Whoever has the ticket may fetch it, again and again; other offers are none the worse."""
-    sender, receiver = ends
-    first, other = sender.send("a", [1, 2]), sender.send("c", [1, 2])
-    for pages in ([3, 4], [5, 6]):
-        assert arrived(receiver.receive(first, 0, pages, lambda: None))
-    sender.abort("a")
-    sender.abort("a")
-    with pytest.raises(ConnectionError, match="withdrawn"):
-        arrived(receiver.receive(first, 0, [7, 8], lambda: None))
-    assert arrived(receiver.receive(other, 0, [1, 2], lambda: None))
-
-
 def test_pages_that_are_withdrawn_while_they_travel_are_never_complete(ends):
     """They may hold another request's contents by then, and nobody tells the receiver."""
     sender, receiver = ends

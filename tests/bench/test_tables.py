@@ -55,11 +55,7 @@ def test_a_claim_is_about_every_repeat_and_each_place_of_a_curve(figure, bounds,
     assert holds({"figures": [figure]} | bounds)({"sides": {"now": now, "before": before}}) == true
 
 
-def test_rows_that_stand_below_each_other_did_the_same_work(capsys):
+def test_rows_that_stand_below_each_other_did_the_same_work():
     for stage in stage_folders()[:7]:
         ours, real = (committed(f"{stage.name}.benchmark", name) for name in tables.SAME_WORK.values())
         assert ours["sizes"] == real["sizes"] and ours["hardware"]["cpu"] == real["hardware"]["cpu"]
-        tables.shapes(f"{stage.name}.benchmark")
-        header, _, *rows = (row.split(" | ") for row in capsys.readouterr().out.splitlines())
-        assert [row[0] for row in rows] == ["| the bundled model", "| SmolLM2-135M"]
-        assert {len(row) for row in rows} == {len(header)}

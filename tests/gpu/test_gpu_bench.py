@@ -14,11 +14,10 @@ from common.bench import suite
 from common.bench.cost_model import head_parameters, parameters, step_flops
 from common.bench.documents import read_json
 from common.bench.gpu import __main__ as command
-from common.bench.gpu import budget, nano, roofline, smoke, timeline
+from common.bench.gpu import nano, roofline, timeline
 from common.bench.gpu import tests as gpu_tests
 from common.bench.gpu.budget import by_kernel, part_of, parts_of, step_budget
 from common.bench.gpu.tests import run_pytest, told
-from common.bench.tables import committed
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.stages import ROOT, load_engine
@@ -88,12 +87,6 @@ def test_what_is_wrong_is_told_with_all_figures_and_measured_again(tmp_path, mon
         assert command.run(["--out", str(tmp_path), "--only", "nano,tests", "--sizes", "tiny"]) == 1
     assert asked == [("nano", 4), ("tests", 2), ("nano", 3), ("tests", 2)], "the side that there is is kept"
     assert "kernels: FAILED test_a" in (tmp_path / "tables.txt").read_text()
-
-
-@pytest.mark.parametrize("part", [nano, smoke, gpu_tests, budget])
-def test_committed_results_can_be_read(part):
-    tables = part.report(committed(part.__name__, f"nvidia-h200-{part.BENCHMARK.name}"))
-    assert all(len(rows) > 1 for name, rows in tables.items() if name != "wrong")
 
 
 # ---- nano-vllm's benchmark ----

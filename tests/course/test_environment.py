@@ -58,18 +58,7 @@ def machine(monkeypatch) -> FakeMachine:
     return fake
 
 
-def test_the_environment_is_made_once_and_follows_the_requirements(root, machine):
-    python = environment.prepare_environment(root)
-    assert Path(python).is_relative_to(root / ".venv")
-    assert environment.prepare_environment(root) == python
-    assert (machine.venvs_made, machine.installs) == (1, [["-r", str(root / "requirements.txt")]])
-    (root / "requirements.txt").write_text("numpy>=2\n")
-    environment.prepare_environment(root)
-    environment.prepare_environment(root)
-    assert (machine.venvs_made, len(machine.installs)) == (1, 2)
-
-
-def test_a_failed_install_or_update_leaves_nothing_that_looks_finished(root, machine):
+def test_a_failed_install_or_update_leaves_nothing_that_looks_finished_and_a_whole_one_stays(root, machine):
     requirements = root / "requirements.txt"
     whole = requirements.read_text()
     for attempt, text in enumerate((whole, "numpy>=99\n")):
@@ -79,9 +68,9 @@ def test_a_failed_install_or_update_leaves_nothing_that_looks_finished(root, mac
             environment.prepare_environment(root)
         machine.pip_fails = False
         requirements.write_text(whole)
-        environment.prepare_environment(root)
-        environment.prepare_environment(root)
-        assert (machine.venvs_made, len(machine.installs)) == (1, 2 * attempt + 2)
+        for _ in range(2):  # the second time nothing is left to install
+            assert environment.prepare_environment(root) == str(environment.python_of(root / ".venv"))
+        assert (machine.venvs_made, machine.installs) == (1, [["-r", str(requirements)]] * (2 * attempt + 2))
 
 
 def test_an_environment_half_made_or_of_another_python_is_made_again(root, machine):

@@ -2,6 +2,7 @@
 
 import torch
 
+from common.engine import AroundModel
 from common.learn.milestones import milestone
 from common.learn.milestones.pictures import timeline
 from common.learn.milestones.stage_under_test import (
@@ -30,8 +31,8 @@ def make_cache(stage, capacity: int):
     return cache, q, *torch.randn(2, capacity, config.num_kv_heads, config.head_dim)
 
 
-class Counted:
-    """A model that notes how many tokens it runs."""
+class Counted(AroundModel):
+    """It notes how many tokens it runs."""
 
     def __init__(self, model):
         self.model, self.tokens = model, []
@@ -39,9 +40,6 @@ class Counted:
     def __call__(self, token_ids, positions, attend):
         self.tokens.append(len(token_ids))
         return self.model(token_ids, positions, attend)
-
-    def __getattr__(self, name):
-        return getattr(self.model, name)
 
 
 @milestone(

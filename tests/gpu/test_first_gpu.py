@@ -4,7 +4,6 @@ import threading
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
-from itertools import product
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -42,20 +41,11 @@ def test_a_step_runs_with_its_own_gpu_as_the_current_one(loaded, monkeypatch):
     assert Engine(loaded).step() == [], "a CPU is not looked for among the GPUs"
 
 
-def test_a_step_is_larger_on_a_gpu(loaded, monkeypatch):
-    class Engine:
-        startup_notes, scheduler, cache, drafter = "", None, None, None
-
-        def __init__(self, loaded, max_running=4, token_budget=256):
-            self.token_budget = token_budget
-
-    monkeypatch.setattr(torch.cuda, "device", transfers.nullcontext)
-    budgets = []
-    for seconds in (1.0, 0.0):  # of a pass
-        monkeypatch.setattr(token_budget, "pass_seconds", lambda *_, seconds=seconds, **__: seconds)
-        for one, options in product((loaded, replace(loaded, device=SECOND)), ({}, {"token_budget": 100})):
-            budgets.append(accelerate.make_engine(Engine, one, False, False, **options).token_budget)
-    assert budgets == [token_budget.LEAST, 100, 2048, 100, token_budget.MOST, 100, 16384, 100]
+@pytest.mark.parametrize(("seconds", "budget"), [(1.0, 2048), (0.0, 16384)])
+def test_a_step_is_larger_on_a_gpu(loaded, monkeypatch, seconds, budget):
+    """seconds: of a pass."""
+    monkeypatch.setattr(token_budget, "pass_seconds", lambda *_, **__: seconds)
+    assert token_budget.choose_token_budget(replace(loaded, device=SECOND), 256, 4)[0] == budget
 
 
 # ---- Memory ----

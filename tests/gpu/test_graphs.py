@@ -16,18 +16,14 @@ COUNT = 12  # tokens: a replay of the stand-in takes longer than a step
 GREEDY = endless(COUNT)
 
 
-def on_either(stage: str, loaded, overlap: bool = False, **options):
-    """An engine with graphs: real ones on a GPU, elsewhere the stand-in."""
-    return graphed(load_engine(stage), overlap)(loaded, **options)
-
-
 @pytest.mark.parametrize(
     ("stage", "options"),
-    [("05", {}), ("06", {"overlap": True}), ("07", {"draft": "draft", "num_draft_tokens": 2, "max_running": 2})],
+    [("05", {}), ("06", {}), ("07", {"draft": "draft", "num_draft_tokens": 2, "max_running": 2})],
     ids=str,
 )
 def test_replayed_tokens_are_those_of_transformers(stage, options, loaded, prompts, reference):
-    engine, drafts = on_either(stage, loaded, **options), options.get("num_draft_tokens", 0)
+    engine = graphed(load_engine(stage), overlap=stage == "06")(loaded, **options)
+    drafts = options.get("num_draft_tokens", 0)
     asked = [prompt[:60] for prompt in prompts[: 2 if drafts else 5]]  # 5 of 6 rows
     expected = [reference.generate(prompt, COUNT, ignore_eos=True) for prompt in asked]
     models = [engine.model] + ([engine.drafter.model] if drafts else [])
@@ -80,7 +76,10 @@ def test_the_cost_of_drafts_is_measured_on_replays(stage, loaded, monkeypatch):
 
 def test_a_replay_changes_nothing_but_the_slots_of_its_batch(loaded, prompts):
     """Padding rows write, too: what is there already."""
-    engines = [on_either("05", loaded), load_engine("05")(loaded, kv_memory="8M", attention="torch")]
+    engines = [
+        graphed(load_engine("05"), overlap=False)(loaded),
+        load_engine("05")(loaded, kv_memory="8M", attention="torch"),
+    ]
     for engine in engines:
         engine.cache.k.fill_(7.0), engine.cache.v.fill_(7.0)
         engine.generate([prompt[:20] for prompt in prompts[:5]], GREEDY)

@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 import pytest
 
-from common.process import run_on_temporary_thread
+from common.process import free_port, run_on_temporary_thread
 from common.stages import ROOT
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
@@ -125,26 +125,20 @@ class TestOurOwn:
 # ---- Addresses ----
 
 
-@pytest.fixture
-def addresses() -> Iterator[dict[str, str]]:
-    """Addresses where no program listens, where one listens and never answers, and where a web server answers."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        closed = server.getsockname()[1]
-    with socket.create_server(("127.0.0.1", 0)) as silent, HTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as http:
-        threading.Thread(target=http.serve_forever, daemon=True).start()
-        ports = {"closed": closed, "silent": silent.getsockname()[1], "http": http.server_port}
-        yield {kind: f"127.0.0.1:{port}" for kind, port in ports.items()}
-        http.shutdown()
-
-
-def test_an_address_without_a_ray_is_refused(addresses, monkeypatch):
-    """All three at once: two of them wait for an answer until the deadline."""
+def test_an_address_without_a_ray_is_refused(monkeypatch):
+    """No program listens there, or one that never answers, or a web server. All at once: two wait for the deadline."""
     monkeypatch.setattr(joining, "ANSWER_SECONDS", 4.0)
-    with ThreadPoolExecutor() as pool:
-        joined = {kind: pool.submit(Cluster, address, 1) for kind, address in addresses.items()}
-    for kind, says in {"closed": "efused|10061", "silent": "another program", "http": "another program"}.items():
-        with pytest.raises(ValueError, match=f"there is no Ray at {addresses[kind]}.*({says})"):
-            joined[kind].result()
+    here = ("127.0.0.1", 0)
+    with socket.create_server(here) as silent, HTTPServer(here, BaseHTTPRequestHandler) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        said = {free_port(): "efused|10061", silent.getsockname()[1]: "another program"}
+        said[http.server_port] = "another program"
+        with ThreadPoolExecutor() as pool:
+            joined = {port: pool.submit(Cluster, f"127.0.0.1:{port}", 1) for port in said}
+        http.shutdown()
+    for port, says in said.items():
+        with pytest.raises(ValueError, match=f"there is no Ray at 127.0.0.1:{port}.*({says})"):
+            joined[port].result()
 
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "auto", "6379", "127.0.0.1", ":6379", "127.0.0.1:99999"])

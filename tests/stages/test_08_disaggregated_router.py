@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.stages import load_stage_module
-from common.trace import StepRecord, Work
 from tests.helpers.engine_options import endless
 from tests.helpers.faulty_fleet import (
     NO_MODEL,
@@ -220,15 +219,6 @@ def test_a_request_whose_other_worker_has_died_goes_on(turns, dead, mended):
     assert request.token_ids == undisturbed([1, 2, 3], 5) and (router.handoffs, router.resumed) == mended
 
 
-def test_all_steps_of_a_trace_share_a_requests_own_id():
-    """A string for each step would be 20 MB in a trace, and interned ones are never freed by Python 3.12.0 to .6."""
-    request = SimpleNamespace(request_id="".join(["request", "-1"]))
-    works = [Work("request-1#0", "decode", 1), Work("request-0#0", "decode", 1)]
-    handle, flights = routing.Handle(0, "replica"), {"request-1#0": routing.Flight(request)}
-    ours, ended = handle.in_our_time(StepRecord(0, 1.0, 2.0, works), 5, flights).works
-    assert ours.request_id is request.request_id and ended.request_id == "request-0"
-
-
 # ---- Requests under which workers die, or for which there is no room ----
 
 
@@ -243,8 +233,8 @@ def test_replicas_share_prompts_by_what_they_have_cached_and_have_to_do():
     assert other.token_ids == undisturbed([0] * 8, 4) and router.stats()["handoffs"] == 0
 
 
-def test_a_request_that_gets_on_does_not_end_however_many_workers_die_under_it(caplog):
-    """Whoever has had a token since the last death is not to blame; that workers are lost and back is logged."""
+def test_a_request_that_gets_on_does_not_end_however_many_workers_die_under_it():
+    """Whoever has had a token since the last death is not to blame."""
     router, fleet = fleet_without_model(0, 0, replicas=2, pages=100)
     requests = [router.add([n, 2, 3], endless(30)) for n in range(2)]
     for _ in range(2 * router_module.MOST_DEATHS):
@@ -253,7 +243,6 @@ def test_a_request_that_gets_on_does_not_end_however_many_workers_die_under_it(c
         fleet.die(requests_worker(router, requests[0]))
     until(router, lambda: not router.has_unfinished)
     assert [request.token_ids for request in requests] == [undisturbed([n, 2, 3], 30) for n in range(2)]
-    assert "(replica) is lost with" in caplog.text and "(replica) is up, process" in caplog.text
 
 
 def requests_worker(router, request) -> int:

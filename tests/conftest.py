@@ -9,6 +9,7 @@ import signal
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -190,31 +191,25 @@ def expect(loaded) -> Callable[..., Request]:
     return lambda prompt, **params: engine.generate([prompt], SamplingParams(**params))[0]
 
 
-class AskedOnce(Reference):
-    """Computes each answer once: the tests of all stages ask for the same."""
+def asked_once(function: Callable) -> Callable:
+    """Return a function that computes each answer once: the tests of all stages ask for the same."""
+    known: dict[str, Any] = {}
 
-    def __init__(self, device: torch.device):
-        super().__init__(device=device)
-        self._known: dict[str, Any] = {}
+    def ask(*arguments, **options):
+        key = repr((arguments, options))
+        if key not in known:
+            known[key] = function(*arguments, **options)
+        return deepcopy(known[key])
 
-    def _once(self, function: Callable, *arguments, **options):
-        key = repr((function.__name__, arguments, options))
-        if key not in self._known:
-            self._known[key] = function(*arguments, **options)
-        return self._known[key]
-
-    def generate(self, *arguments, **options):
-        return list(self._once(super().generate, *arguments, **options))
-
-    def next_logits(self, token_ids):
-        return self._once(super().next_logits, token_ids).clone()
+    return ask
 
 
 @pytest.fixture(scope="session")
 def reference(loaded) -> Reference:
-    reference = take_weights(AskedOnce(loaded.device), loaded)
+    reference = take_weights(Reference(device=loaded.device), loaded)
     if loaded.config.kv_int8:
         round_keys_and_values(reference.model)
+    reference.generate, reference.next_logits = map(asked_once, (reference.generate, reference.next_logits))
     freeze_loaded_objects()
     return reference
 

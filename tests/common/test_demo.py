@@ -19,7 +19,7 @@ def test_one_pass_finds_what_generate_gives(reference, prompts, monkeypatch):
     assert len(right) < 20 and beyond[: len(right)] == right, "it ends by itself"
     for answer in (beyond, [right[0] + 1, *right[1:]]):
         assert reference.generate_like(question, answer) == right
-    monkeypatch.setattr(type(reference), "generate", None)
+    monkeypatch.setattr(reference, "generate", None)
     assert reference.generate_like(question, right) == right
 
 

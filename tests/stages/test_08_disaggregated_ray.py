@@ -81,21 +81,6 @@ def undisturbed(loaded) -> list:
     return Engine(loaded, **POOL).generate(prompts, params)
 
 
-def run(engine, on_step=lambda requests: None) -> list:
-    """All of WORK; after every step `on_step`. What has been streamed is never taken back."""
-    requests = [engine.add(prompt, params) for prompt, params in WORK]
-    sent = {request: [] for request in requests}
-    give_up = time.monotonic() + SECONDS
-    while engine.has_unfinished:
-        for request in engine.step():
-            assert request.token_ids[: len(sent[request])] == sent[request]
-            sent[request] = list(request.token_ids)
-        on_step(requests)
-        assert time.monotonic() < give_up, [flight.phase for flight in engine.flights.values()]
-    engine.step()
-    return requests
-
-
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
 def test_lost_workers_cost_time_and_no_request(engine, undisturbed, monkeypatch):
     """A worker is killed as soon as it receives pages, and the other one stopped as soon as it decodes.
@@ -106,15 +91,19 @@ def test_lost_workers_cost_time_and_no_request(engine, undisturbed, monkeypatch)
     monkeypatch.setattr(engine.fleet, "hang_seconds", 3)
     strikes = [(routing.TRANSFER, 0, signal.SIGKILL), (routing.DECODE, 6, signal.SIGSTOP)]
     lost, pids = engine.lost, {handle.number: handle.hello.process for handle in engine.handles}
+    requests = [engine.add(prompt, params) for prompt, params in WORK]
 
-    def strike(requests):
+    def strike() -> bool:
+        """Return whether all requests have ended."""
         for flight in engine.flights.values():
             phase, tokens, sent = strikes[0] if strikes else ("", 0, None)
             if flight.phase == phase and len(flight.request.token_ids) >= tokens and flight.decode.number in pids:
                 os.kill(pids.pop(flight.decode.number), sent)
                 del strikes[0]
+        return not engine.has_unfinished
 
-    assert_same_answers(run(engine, strike), undisturbed)
+    until(engine, strike)
+    assert_same_answers(requests, undisturbed)
     assert not strikes
     until(engine, lambda: engine.lost >= lost + 2)
 

@@ -13,9 +13,9 @@ from common.bench.settings import Settings
 from common.errors import InvalidInput
 
 
-@pytest.fixture
-def stand_in(monkeypatch, tmp_path):
-    """Let the row of vLLM start the course's engine, under a Python of its own."""
+@pytest.mark.skipif(sys.platform == "win32", reason="the Python that stands in is a shell script")
+def test_a_peer_is_asked_what_the_stage_is_asked_and_a_missing_one_is_named(monkeypatch, tmp_path):
+    """The row of vLLM starts the course's engine, under a Python of its own."""
     python = tmp_path / "vllm" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
@@ -23,10 +23,6 @@ def stand_in(monkeypatch, tmp_path):
     monkeypatch.setenv("PEERS", str(tmp_path))
     row = PEERS[OURS]._replace(home="vllm", variables={"PYTHONPATH": str(ROOT)})
     monkeypatch.setitem(PEERS, "vLLM", row)
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="the Python that stands in is a shell script")
-def test_a_peer_is_asked_what_the_stage_is_asked_and_a_missing_one_is_named(stand_in, monkeypatch, tmp_path):
     monkeypatch.setitem(SERVERS, served := f"{OURS} bundled over HTTP", (OURS, "bundled"))
     monkeypatch.setitem(BENCHMARK.sides, served, partial(peers.measure_http, name=OURS, case="bundled"))
     sides = [f"{OURS} bundled", "vLLM bundled", "llama.cpp bundled", served]

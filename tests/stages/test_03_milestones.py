@@ -101,16 +101,10 @@ def test_a_stream_of_pieces(stage):
     expect_rows("pieces", map(repr, within_time("to read three pieces", read())), ["'a'", "'b'", "''"])
 
 
-class LoopAtOnce:
-    """In place of the event loop: what the engine thread tells it happens at once."""
-
-    def call_soon_threadsafe(self, function, *arguments):
-        function(*arguments)
-
-
-def make_thread(stage, max_queue: int = 4):
-    thread = stage.engine_thread.EngineThread(stage.make_engine(), max_queue)
-    thread._loop = LoopAtOnce()
+def make_thread(stage):
+    """Return an engine thread that is not started. What it tells the event loop happens at once."""
+    thread = stage.engine_thread.EngineThread(stage.make_engine(), 4)
+    thread._loop = SimpleNamespace(call_soon_threadsafe=lambda function, *arguments: function(*arguments))
     return thread
 
 
@@ -295,8 +289,8 @@ def test_the_application(stage):
         client = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here")
         async with app.router.lifespan_context(app), client as http:
             body = {"prompt": STORY, "max_tokens": 5, "ignore_eos": True}
-            asked = [("/generate", body), ("/generate", body | {"stream": True}), ("/generate", {})]
-            plain, streamed, bad = [await http.post(path, json=json_body) for path, json_body in asked]
+            asked = body, body | {"stream": True}, {}
+            plain, streamed, bad = [await http.post("/generate", json=one) for one in asked]
             count = watched.call_count
             expect(count == 2, f"two clients came, one of which streams: `abort_on_disconnect` watches {count}")
             unknown, health = await http.get("/no"), await http.get("/health")

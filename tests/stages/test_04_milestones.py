@@ -21,8 +21,9 @@ from common.learn.milestones.stage_under_test import (
 from common.token_budget import ChunkPrice
 
 
-def make_scheduler(stage, max_running: int = 3, budget: int = 8):
-    return stage.scheduler.Scheduler(max_running, budget)
+def make_scheduler(stage):
+    """Return a scheduler of three slots, with a budget of 8 tokens."""
+    return stage.scheduler.Scheduler(3, 8)
 
 
 def chunk(stage, slot: int, start: int, count: int, more: int = 0):

@@ -233,11 +233,6 @@ def one_hot(tokens: list[int], size: int = 8) -> torch.Tensor:
     return torch.nn.functional.one_hot(torch.tensor(tokens), size).float()
 
 
-def rows_of(stage, request, draft):
-    after = stage.verification.Row.after
-    return [after(request, draft.token_ids[:count]) for count in range(len(draft.token_ids) + 1)]
-
-
 @milestone(
     "compare",
     hint="Sample the target's token for every row; a request with k draft tokens has k + 1 rows.",
@@ -245,10 +240,11 @@ def rows_of(stage, request, draft):
 )
 def test_kept_as_far_as_the_target_agrees(stage):
     """Draft tokens are kept up to the first that the target does not say, and one token of its own follows."""
-    Draft = stage.verification.Draft
+    Draft, after, each = stage.verification.Draft, stage.verification.Row.after, []
     cases = {"A": ([3, 5, 1], [3, 5, 2, 7]), "B": ([], [6]), "C": ([4], [4, 1]), "D": ([2, 2], [1, 2, 2])}
     requests, drafts = [make_request(name, 3) for name in cases], [Draft(list(draft)) for draft, _ in cases.values()]
-    each = [row for request, draft in zip(requests, drafts, strict=True) for row in rows_of(stage, request, draft)]
+    for request, draft in zip(requests, drafts, strict=True):
+        each += [after(request, draft.token_ids[:count]) for count in range(len(draft.token_ids) + 1)]
     logits = one_hot([token for _, says in cases.values() for token in says])
     mine = stage.verification.compare(logits, each, drafts)
     wanted = {"A": [3, 5, 2], "B": [6], "C": [4, 1], "D": [1]}

@@ -154,12 +154,12 @@ def calls(stage: Path, function: Definition) -> list[str]:
     imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
     imports = [node for node in imports if node.level or node.module.startswith("common")]
     ours = {one.name for node in imports for one in node.names} | {*definitions(source)}
-    files = [stage.parent / f"{node.module.replace('.', '/')}.py" for node in imports if not node.level]
+    files = [*(stage.parent / "common").glob("*.py"), *(stage.parent / "common").glob("*/__init__.py")]
     own = methods(read_sources(stage).values())
-    known = own | methods(file.read_text(encoding="utf-8") for file in files if file.exists())
+    known = own | methods(file.read_text(encoding="utf-8") for file in files)
     found = []
     for node in ast.walk(ast.Module(function.statements, [])):
-        if isinstance(node, ast.Call) and re.fullmatch(r"[\w.]+", name := ast.unparse(node.func)):
+        if isinstance(node, ast.Call) and re.fullmatch(r"(super\(\))?[\w.]+", name := ast.unparse(node.func)):
             first, _, rest = name.partition(".")
             method, of_self = rest.rpartition(".")[2], first == "self"
             if first in ours or (of_self and (method in own or method == rest)) or method in known - BUILTIN:
@@ -168,9 +168,9 @@ def calls(stage: Path, function: Definition) -> list[str]:
 
 
 def methods(texts: Iterable[str]) -> set[str]:
-    """Return the last names of all functions in some files."""
+    """Return the last names of all methods in some files."""
     found = (item for text in texts for item in definitions(text).items())
-    return {name.rpartition(".")[2] for name, one in found if not one.is_class}
+    return {name.rpartition(".")[2] for name, one in found if "." in name and not one.is_class}
 
 
 def signature(found: Definition) -> str:

@@ -97,9 +97,10 @@ def test_every_slot_has_one_owner(stage):
     second_hint="price.left: the budget beside decodes; price(): what a chunk takes. Sort: one token first, then slot.",
 )
 def test_a_step_under_a_budget(stage):
-    """A token for each that decodes, then prompts begun, then waiting ones, until the budget is spent.
+    """A token for each that decodes; what `price.left` says buys tokens of prompts begun, then of waiting ones.
 
-    There are three slots, and 8 tokens in a step. Chunks of one token come first, each kind in the order of slots.
+    There are three slots, and a budget of 8; at the end a token costs one more for each token read. Chunks of one token
+    come first, each kind in the order of slots.
     """
     scheduler = make_scheduler(stage)
     wanted = [{"A": 3, "B": 5}, {"A": 1, "B": 7}, {"A": 1, "B": 1, "C": 4}, {"A": 1, "B": 1, "C": 1}]
@@ -108,11 +109,8 @@ def test_a_step_under_a_budget(stage):
     expect_steps(scheduler, [], [{"B": 1, "C": 1, "D": 2}, {"D": 1, "B": 1, "C": 1}])
     scheduler = make_scheduler(stage)
     expect(scheduler.schedule() == [], "with nothing to do, `schedule` returns an empty list")
-    scheduler.price = ChunkPrice(read=1)  # of one more for each token that is read
-    for letter in "AB":
-        scheduler.add(make_request(letter, 3))
-    ran = [len(one.token_ids) for one in scheduler.schedule()]
-    expect_rows("tokens of A and B, of 3 each, if each costs 2 of the budget of 8", sorted(ran), [1, 3])
+    scheduler.price = ChunkPrice(read=1)
+    expect_steps(scheduler, [{"A": 3, "B": 3}], [{"B": 1, "A": 3}, {"A": 1, "B": 1}])
 
 
 @milestone(

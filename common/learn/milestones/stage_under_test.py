@@ -214,7 +214,7 @@ def expect_steps(
         mine = {one.sequence.request.request_id: len(one.token_ids) for one in chunks}
         tables = {"wanted": [right.get(n, "·") for n in names], "yours": [mine.get(n, "·") for n in names]}
         same = mine == right and (not in_order or [*mine] == [*right])
-        expect(same, f"step {number}: the order is {[*mine]}, not {[*right]}", rows({"request": names} | tables))
+        expect(same, f"step {number} runs {mine}, not {right}", rows({"request": names} | tables))
         commit(scheduler, chunks)
 
 

@@ -250,10 +250,10 @@ VERBS = {
     "demo": Verb("[STAGE]", "watch one stage work, or every stage in turn", stages_main("--demo"), OF_A_STAGE),
     "serve": Verb("STAGE", "start a stage's HTTP server", stages_main("--serve"), OF_A_STAGE),
     "watch": Verb(
-        "STAGE", "see its engine at work, in a browser; or two, side by side", module("common.inspector"), OF_A_STAGE
+        "STAGE", "see an engine at work, in a browser; or two, side by side", module("common.inspector"), OF_A_STAGE
     ),
     "bench": Verb("[STAGE]", "measure a stage against the one before it, or the course; --quick: in minutes", bench),
-    "predict": Verb("STAGE", "guess what its benchmark measures, then see", module("common.learn.predict"), OF_A_STAGE),
+    "predict": Verb("STAGE", "guess what a benchmark measures, then see", module("common.learn.predict"), OF_A_STAGE),
     "compare": Verb(
         "", "draw this machine's results beside committed ones, or a class's", module("common.bench.compare")
     ),
@@ -263,8 +263,8 @@ VERBS = {
     "start": Verb(
         "STAGE", "make my/STAGE, with this lesson's functions left for you to write", bare("common.learn.start")
     ),
-    "check": Verb("STAGE", "run its milestones on my/STAGE, up to the first that fails", module("common.learn.check")),
-    "solve": Verb("STAGE", "fill in one of them from the reference, or --all", bare("common.learn.solve")),
+    "check": Verb("STAGE", "run the milestones of my/STAGE, up to the first that fails", module("common.learn.check")),
+    "solve": Verb("STAGE", "fill in a function of my/STAGE from the reference, or --all", bare("common.learn.solve")),
     "bug": Verb("", "list planted faults; with a number, make my/bug_17 with one to find", bare("common.learn.bug")),
     "test": Verb(
         "", "run the tests, or with a stage its own and the contract; other arguments go to pytest", test, TESTS, False

@@ -50,10 +50,11 @@ def run_to_end(main: Callable[[], int | None]) -> NoReturn:
     sys.exit(status)
 
 
-def parser_of(command: str, description: str, *tables: str) -> argparse.ArgumentParser:
+def parser_of(command: str, description: str = "", *tables: str) -> argparse.ArgumentParser:
     """Return the parser of a command, with the options in these tables of options.toml, or in the one of its name."""
     form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(command, description=description, formatter_class=form)
+    usage = argparse.SUPPRESS if command.startswith("course.py") else None  # course.py shows it itself
+    parser = argparse.ArgumentParser(command, usage=usage, description=description, formatter_class=form)
     for table in tables or (command,):
         add_table(parser, table)
     return parser
@@ -65,7 +66,8 @@ def add_table(parser: Any, table: str) -> None:
 
     for names, how in read_toml(Path(__file__).with_name("options.toml"))[table].items():
         parser.add_argument(
-            *names.split(), **how | {key: KINDS[how[key]] for key in ("type", "action") if how.get(key) in KINDS}
+            *names.split(),
+            **how | {key: KINDS[how[key]] for key in ("type", "action", "help") if how.get(key) in KINDS},
         )
 
 
@@ -104,6 +106,7 @@ def named_folder(text: str) -> tuple[str, Path]:
 KINDS = {
     "int": int, "float": float, "path": Path, "positive": positive, "words": shlex.split, "seconds": seconds,
     "absolute path": absolute, "named folder": named_folder, "either": argparse.BooleanOptionalAction,
+    argparse.SUPPRESS: argparse.SUPPRESS,
 }  # fmt: skip
 
 

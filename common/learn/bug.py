@@ -25,7 +25,7 @@ LEFT_OUT = ["*.pyc", "*.png", "results", "work"]
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
     """List the faults, hand one out, help with it, or test a folder; return the exit status."""
-    parser = parser_of("course.py bug", "Find and mend a planted fault.")
+    parser = parser_of("course.py bug")
     options = parser.parse_args(arguments)
     if (options.student and options.number) or (options.stage and not options.student):
         parser.error("give a number, or --student NAME, with --stage NN or without")

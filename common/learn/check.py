@@ -36,7 +36,7 @@ CONTRACT_SECONDS = 600  # it takes less than a tenth of that: more is an engine 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
     """Check a stage. The first argument is the stage's folder, as course.py passes it."""
-    options = parser_of("course.py check", "Check your stage, milestone by milestone.").parse_args(arguments)
+    options = parser_of("course.py check").parse_args(arguments)
     reference = reference_of(root, options.stage)
     number, of_exercise = reference.name[:2], options.exercise is not None
     if of_exercise:

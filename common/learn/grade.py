@@ -42,7 +42,7 @@ class Graded(NamedTuple):
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
-    options = parser_of("course.py grade", "Write an autograder of a stage.").parse_args(arguments)
+    options = parser_of("course.py grade").parse_args(arguments)
     if options.run:
         key = read_toml(root / "key.toml")
         write = {"gradescope": for_gradescope, "classroom50": for_classroom50}[options.service]

@@ -93,6 +93,7 @@ def parse_options(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Na
     example = [f"--{one['name']} {','.join('1.5' for _ in one['at'])}" for one in questions]
     parser = argparse.ArgumentParser(
         command,
+        usage=argparse.SUPPRESS,
         parents=[first],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

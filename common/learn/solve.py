@@ -14,7 +14,7 @@ from .start import ROOT, own_folder, reference_of
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
     """Fill in one task, or all that are left. The first argument is the stage's folder, as course.py passes it."""
-    options = parser_of("course.py solve", "Fill in tasks from the reference.").parse_args(arguments)
+    options = parser_of("course.py solve").parse_args(arguments)
     stage = reference_of(root, options.stage)
     tasks = find_tasks(stage)
     folder = own_folder(root, options.stage, stage)

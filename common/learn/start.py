@@ -17,7 +17,7 @@ from .task_list import task_list
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
     """Make the learner's folder. The first argument is the stage's folder, as course.py passes it."""
-    options = parser_of("course.py start", "Make a stage for you to write, in my/.").parse_args(arguments)
+    options = parser_of("course.py start").parse_args(arguments)
     stage = reference_of(root, options.stage)
     folder = root / "my" / stage.name
     expect_free(folder, options.force)

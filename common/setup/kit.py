@@ -33,7 +33,7 @@ MARKERS = "sys_platform platform_system os_name platform_machine".split()
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser("course.py kit", description="Gather all wheels, for machines without a network.")
+    parser = argparse.ArgumentParser("course.py kit", usage=argparse.SUPPRESS)
     add, here = parser.add_argument, f"{', '.join(PLATFORMS)} (default: this one, {running_platform()})"
     add("--out", type=Path, required=True, metavar="FOLDER", help="may hold kits for other machines too")
     add("--platform", default=running_platform(), help=f"for which machine: {here}")

@@ -196,7 +196,7 @@ def test_options_of_what_is_not_installed_yet_install_nothing(tree):
     environment = {name: value for name, value in os.environ.items() if name != "COURSE_NO_VENV"}
     command = [sys.executable, str(tree / "course.py"), "watch", "--help"]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
-    assert "See its engine at work" in shown.stdout and "installs what it needs" in shown.stdout
+    assert "See an engine at work" in shown.stdout and "installs what it needs" in shown.stdout
     assert not (tree / ".venv").exists()
 
 

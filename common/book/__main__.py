@@ -30,7 +30,7 @@ SETTINGS = {
     "myst_heading_anchors": 4,
     "myst_url_schemes": {"http": None, "https": None, "mailto": None, "code": "{{path}}.html"},  # code_pages
     "html_theme": "furo",
-    "html_title": "An inference server in eight steps",
+    "html_title": "An inference server in eight stages",
     "html_static_path": [str(Path(__file__).parent / "assets")],
     "html_css_files": ["book.css"],
     "html_js_files": ["book.js"],

@@ -15,9 +15,10 @@ def next_step(root: Path) -> str:
     begun = [stage for stage in stages[1:] if (root / "my" / stage.name).is_dir()]
     if not begun:
         first, second = stages[0].name, stages[1].name[:2]
-        see = f"  python3 course.py demo {first[:2]}"
         return (
-            f"Begin with lesson {first[:2]}, {first}/README.md:\n{see}\nThen build:\n  python3 course.py start {second}"
+            "First see an engine at work, in a browser:\n  python3 course.py watch 06\n"
+            f"Then read lesson {first[:2]}, {first}/README.md, and build stage {second}:\n"
+            f"  python3 course.py start {second}"
         )
     stage = begun[-1]
     folder, number, milestones = root / "my" / stage.name, stage.name[:2], read_milestones(stage.name[:2])

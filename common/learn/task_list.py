@@ -149,21 +149,24 @@ def code_lines(found: Definition) -> list[str]:
 
 
 def calls(stage: Path, function: Definition) -> list[str]:
-    """Return what of the course a function calls: functions and classes of common and this stage, methods, in order."""
+    """Return what of the course a function calls or passes on, in order: of common and this stage, and methods."""
     source = "".join(function.file)
     imports = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
     imports = [node for node in imports if node.level or node.module.startswith("common")]
     ours = {one.name for node in imports for one in node.names} | {*definitions(source)}
     files = [*(stage.parent / "common").glob("*.py"), *(stage.parent / "common").glob("*/__init__.py")]
-    own = methods(read_sources(stage).values())
-    known = own | methods(file.read_text(encoding="utf-8") for file in files)
+    shared = methods(file.read_text(encoding="utf-8") for file in files) - BUILTIN
+    known = shared | methods(read_sources(stage).values())
+    nodes = [*ast.walk(ast.Module(function.statements, []))]
+    passed = [node for node in nodes if isinstance(node, ast.Name) and node.id in ours and node.id.islower()]
     found = []
-    for node in ast.walk(ast.Module(function.statements, [])):
-        if isinstance(node, ast.Call) and re.fullmatch(r"(super\(\))?[\w.]+", name := ast.unparse(node.func)):
-            first, _, rest = name.partition(".")
-            method, of_self = rest.rpartition(".")[2], first == "self"
-            if first in ours or (of_self and (method in own or method == rest)) or method in known - BUILTIN:
-                found.append((node.lineno, node.col_offset, name))
+    for node in [*passed, *(node.func for node in nodes if isinstance(node, ast.Call))]:
+        name = ast.unparse(node)
+        if not re.fullmatch(r"(super\(\))?[\w.]+", name):
+            continue
+        owner, _, method = name.rpartition(".")
+        if name.partition(".")[0] in ours or owner == "self" or (owner and method in known):
+            found.append((node.lineno, node.col_offset, name))
     return [*dict.fromkeys(name for _, _, name in sorted(found))]
 
 

@@ -97,13 +97,16 @@ def given_names(was: str, now: str, tasks: set[str]) -> list[str]:
 
 
 def class_heading(stage: Path, file: str, name: str) -> list[str]:
-    """Return what the docstring of a class says first, and what it says about this stage: invariants stand there."""
+    """Return the name of a class that has a docstring, and what that says."""
     found = definitions((stage / file).read_text(encoding="utf-8")).get(name)
-    if not (found and found.doc):
-        return []
+    return [f"**class `{name}`**: {docstring(stage, found)}"] if found and found.doc else []
+
+
+def docstring(stage: Path, found: Definition) -> str:
+    """Return what a docstring says first, and what it says about this stage and invariants."""
     first, *others = found.doc.split("\n\n")
     news = [part for part in others if part.startswith("Invariant") or f"NEW in {stage.name[:2]}" in part]
-    return [" ".join([f"**class `{name}`**: {clean(first)}", *map(clean, news)])]
+    return " ".join(map(clean, [first, *news]))
 
 
 def entry(before: Path, stage: Path, task: Task) -> list[str]:
@@ -116,11 +119,11 @@ def entry(before: Path, stage: Path, task: Task) -> list[str]:
         marks = [line[0] for line in difflib.ndiff(code_lines(was), code)]
         link = f"[stage {before.name[:2]}'s](../../{before.name}/{task.file}#L{was.node.lineno})"
         size += f", +{marks.count('+')} -{marks.count('-')} to {link} (line {was.node.lineno})"
-    docstring, used = words_of(stage, task)
+    told, used = words_of(stage, task)
     checks = [
         f"Checked by milestone {one.number}." for one in read_milestones(stage.name[:2]) if task.name in one.tasks
     ]
-    said = " ".join(filter(None, [docstring, f"{size}.", used, *checks[:1]]))
+    said = " ".join(filter(None, [told, f"{size}.", used, *checks[:1]]))
     why = " ".join(
         map(
             clean,
@@ -136,10 +139,10 @@ def entry(before: Path, stage: Path, task: Task) -> list[str]:
 
 
 def words_of(stage: Path, task: Task) -> tuple[str, str]:
-    """Return what the docstring of a task's function says first, and a sentence with what it calls; "" for none."""
+    """Return what the docstring of a task's function says, and a sentence with what it calls; "" for none."""
     found = task.of(stage)
     used = ", ".join(f"`{name}`" for name in calls(stage, found))
-    return clean(found.doc.split("\n\n")[0]), f"It calls {used}." if used else ""
+    return docstring(stage, found), f"It calls {used}." if used else ""
 
 
 def code_lines(found: Definition) -> list[str]:

@@ -97,7 +97,10 @@ def test_one_token_after_the_others(stage):
     second_hint="Positions go on at cache.length, which grows by the tokens of the step once all layers have run.",
 )
 def test_one_token_a_step(stage):
-    """The prompt runs once, then each step runs one token; the tokens are those of stage 01."""
+    """The prompt runs once, then each step runs one token; the tokens are those of stage 01.
+
+    The trace calls these phases "prefill" and "decode".
+    """
     for prompt in stage.prompts(2, 12):
         engine = stage.make_engine()
         engine.model = counted = Counted(engine.model)

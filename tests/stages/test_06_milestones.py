@@ -207,7 +207,7 @@ def test_the_second_follows_the_first(stage):
 )
 def test_computed_once_and_kept(stage):
     """The second time, a prompt's cached pages are not computed again, nor is an answer in the next turn's prompt;
-    tokens stay the same."""
+    tokens stay the same. record.counters["tokens_hit"] counts found tokens since the start."""
     prompts, engine = stage.prompts(2, 50), stage.make_engine(attention="torch")
     for turn, output in ((1, 1), (2, 16), (3, 1)):  # the first time, a request ends in the step that runs its prompt
         requests = [engine.add(prompt, endless(output)) for prompt in prompts]

@@ -59,9 +59,9 @@ def large_result(module: str) -> str:
     return next((name for name in LARGE if committed(module, name)), LARGE[0])
 
 
-def table(module: str, name: str, large: bool = False, dtype: str = "", machine: str = MACHINE) -> None:
-    """Print a table of a module's `report` into the text that cog is at. dtype: of a run with --dtype."""
-    if document := committed(module, ".".join(filter(None, (large_result(module) if large else machine, dtype)))):
+def table(module: str, name: str, large: bool = False, machine: str = MACHINE) -> None:
+    """Print a table of a module's `report` into the text that cog is at."""
+    if document := committed(module, large_result(module) if large else machine):
         report: Mapping[str, Rows] = import_module(module).BENCHMARK.report(document)
         sys.stdout.write(markdown(report[name]) + "\n")
 

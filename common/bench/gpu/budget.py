@@ -170,8 +170,7 @@ def report(document: dict) -> dict[str, list]:
             lines.append((part, *shown, times))
         tables[f"{settings['model']}, {B} requests, {context} tokens each"] = lines
     for name, side in document["sides"].items():
-        each = side.get("kernels", {"values": [()]})["values"][0]  # older documents have none
-        for B, kernels in zip(document["sizes"]["requests"], each, strict=False):
+        for B, kernels in zip(document["sizes"]["requests"], side["kernels"]["values"][0], strict=True):
             lines = [(f"{us:.1f}", f"{count:g}", kernel) for kernel, count, us in kernels]
             tables[f"A step of {B} requests, {name}"] = [("microseconds", "times", "kernel"), *lines]
     return tables

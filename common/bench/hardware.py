@@ -4,14 +4,13 @@ import datetime
 import os
 import platform
 import re
-import subprocess
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from common.setup.machine import usable_cores
+from common.setup.machine import said_by, usable_cores
 from common.stages import ROOT
 
 
@@ -68,7 +67,7 @@ def raw_cpu_name() -> str:
         named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
         return named[1] if named else platform.machine()
     if platform.system() == "Darwin":
-        return run("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
+        return said_by("sysctl", "-n", "machdep.cpu.brand_string") or platform.machine()
     return platform.processor()
 
 
@@ -79,12 +78,4 @@ def ram_gib() -> float | None:
 
 
 def git(*arguments: str) -> str | None:
-    return run("git", "-C", str(ROOT), *arguments)
-
-
-def run(*command: str) -> str | None:
-    """Return what a command prints, or None where it is missing or fails."""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
+    return said_by("git", "-C", str(ROOT), *arguments)

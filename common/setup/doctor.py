@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common.packages import kept_file, package_table
+from common.process import free_port
 from common.stages import ROOT
 from common.terminal import note, run_to_end
 
@@ -137,20 +138,13 @@ def others() -> Line:
 
 
 def port() -> Line:
-    free = next((port for port in range(PORT, PORT + 100) if is_port_free(port)), 0)
-    if free == PORT:
+    with suppress(OSError), socket.create_server(("127.0.0.1", PORT)):
         return Line(OK, f"{PORT} is free")
-    return Line(OPTIONAL, f"{PORT} is taken by another program: start servers with --port {free}.")
-
-
-def is_port_free(port: int) -> bool:
-    with suppress(OSError), socket.create_server(("127.0.0.1", port)):
-        return True
-    return False
+    return Line(OPTIONAL, f"{PORT} is taken by another program: start servers with --port {free_port()}.")
 
 
 def network() -> Line:
-    set_for_pip = said_by(sys.executable, "-m", "pip", "config", "get", "global.index-url")
+    set_for_pip = machine.said_by(sys.executable, "-m", "pip", "config", "get", "global.index-url")
     index = os.environ.get("PIP_INDEX_URL") or set_for_pip or INDEX
     if answers(index.rstrip("/") + "/pip/"):
         return Line(OK, "the package index answers")
@@ -191,17 +185,8 @@ def find_gpu() -> str | None:
     """Return name, driver and memory of the NVIDIA GPUs, "" if the driver does not answer, None without a GPU."""
     if shutil.which("nvidia-smi"):
         query = "--query-gpu=name,driver_version,memory.total"
-        return said_by("nvidia-smi", query, "--format=csv,noheader") or ""
+        return machine.said_by("nvidia-smi", query, "--format=csv,noheader") or ""
     return "" if os.path.exists("/dev/nvidia0") else None
-
-
-def said_by(*command: str) -> str | None:
-    """Return what a program prints, or None where it is missing, fails, or takes longer than 10 s."""
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return result.stdout.strip()
 
 
 def gpu_line(gpu: str | None, pace: dict) -> Line:

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import subprocess
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -50,6 +51,15 @@ def busy_cores() -> tuple[float, list[str]] | None:
         if one.pid != os.getpid():
             shares[one.info["name"]] += (one.info["cpu_percent"] or 0) / 100
     return busy, [name for name, share in shares.most_common() if share >= 0.2]
+
+
+def said_by(*command: str) -> str | None:
+    """Return what a program prints, or None where it is missing, fails, or takes longer than 10 s."""
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return result.stdout.strip()
 
 
 def browser() -> str | None:

@@ -17,7 +17,7 @@ def copy_door(folder: Path) -> Path:
     shutil.copytree(ROOT / "common" / "setup", folder / "common" / "setup")
     shutil.copy(ROOT / "course.py", folder)
     (folder / "common" / "checkpoints").mkdir()
-    for name in ("stages.py", "errors.py", "terminal.py", "toml.py", "packages.py", "checkpoints/packages.toml"):
+    for name in "stages.py errors.py terminal.py toml.py packages.py process.py checkpoints/packages.toml".split():
         shutil.copy(ROOT / "common" / name, folder / "common" / name)
     return folder
 

@@ -113,7 +113,6 @@ def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
     print(f"\n{same} of {len(both)} answers are the same on both sides, word for word.\n")
     sizes = {name: vars(args)[name] for name in ("ttft_ms", "itl_ms", "reference", "seed")} | {"rates": list(RATES)}
     document = summary.document_of(JUDGE, HEADLINE, sizes, order, repeats, hardware=machine)
-    document["headline"]["same_answers"] = [same, len(both)]
     if same < SAME_MODEL * len(both):
         doubt = f"only {same} of {len(both)} answers are the reference's, and others are other work"
         document["headline"]["doubt"] = doubt

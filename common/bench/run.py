@@ -55,7 +55,7 @@ def main(
     parser.set_defaults(**{"together": False, "home": RESULTS, "after": bool, **defaults})
     args = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # end as cleanly as after Ctrl-C
-    settings = Settings.from_arguments(args)
+    settings = Settings(args.model, args.device, args.dtype, args.load_format)
     try:
         args.sizes = settings.size_set(args.sizes)
         args.benchmarks = pick(benchmarks, args.only)

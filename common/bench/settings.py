@@ -1,6 +1,5 @@
 """Which model a benchmark runs, where, and in what type: the options that it hands on to every process it starts."""
 
-import argparse
 import inspect
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -84,10 +83,6 @@ class Settings:
         name = Path(self.model).name if self.model else "bundled"
         facts = {"model": name, "device": device.type, "dtype": str(dtype).removeprefix("torch.")}
         return facts | {"load_format": self.load_format}
-
-    @classmethod
-    def from_arguments(cls, args: argparse.Namespace) -> "Settings":
-        return cls(args.model, args.device, args.dtype, args.load_format)
 
 
 def engine_of(stage: str, loaded: Loaded, **options: Any) -> BaseEngine:

@@ -147,8 +147,6 @@ class Suite:
                 self.finish(benchmark)
             if problem := self.problems.get(benchmark.name):
                 note(f"{benchmark.name} failed: {problem}")
-        if (found := self.found()).get("failed", {}) != self.problems:
-            write_json(self.path, found | {"failed": self.problems})
         return 1 if self.problems else 0
 
     def measure(self, run: Run, number: str, later: Sequence[Run]) -> None:

@@ -10,7 +10,6 @@ One file for each machine and size set, `results/<hardware>.json` or `results/<h
                      with median, min, max and the value of every repeat; "ratio" in the same form; "drift" of the
                      reference product around these sides; "doubt": why the ratio is no result, or null; sizes, order,
                      date, commit, seconds; "figures" by side, as the document has them
-    failed           by name: why a benchmark could not be measured the last time
 
 Every entry is made from a document, that of one benchmark, with the figures of all sides. `read_summary` refuses what
 it cannot compare.

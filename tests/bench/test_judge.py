@@ -74,7 +74,7 @@ def test_both_sides_get_the_same_standard_requests_and_compare_draws_the_files(s
     turns = [sorted(asked[start : start + 8]) for start in (2, 10, 18, 27)]  # reference, server, server, reference
     assert turns[0] == turns[1] != turns[2] == turns[3], "each repeat has questions of its own"
     entry = read_json(paths[0])["benchmarks"]["judge"]
-    assert entry["order"] == [[*judge.SIDES], [*judge.SIDES][::-1]] and entry["same_answers"] == [16, 16]
+    assert entry["order"] == [[*judge.SIDES], [*judge.SIDES][::-1]]
     for side in judge.SIDES:
         goodput = entry["figures"][side]["goodput"]
         assert entry["sides"][side] == goodput and len(goodput["values"]) == len({*goodput["values"]}) == 2

@@ -103,9 +103,10 @@ def grade(stage: str, submission: Path, key: dict[str, Any]) -> list[Graded]:
 
 def for_gradescope(graded: list[Graded]) -> dict[str, Any]:
     """Return results.json, as Gradescope's specifications have it."""
-    names = {"title": "name", "points": "max_score"}
     tests = [
-        {names.get(key, key): value for key, value in one._asdict().items()} | {"score": one.score} for one in graded
+        {"name": one.title, "score": one.score, "max_score": one.points}
+        | {"output": one.output, "visibility": one.visibility}
+        for one in graded
     ]
     return {"tests": tests, "stdout_visibility": "hidden"}
 

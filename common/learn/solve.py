@@ -49,10 +49,9 @@ def pick(tasks: list[Task], wanted: str) -> Task:
     for task in tasks:
         if wanted in (task.name, str(task.number)):
             return task
-    names, close = [task.name for task in tasks], difflib.get_close_matches
-    ends = close(wanted.rpartition(".")[2], {name.rpartition(".")[2] for name in names})
-    near = [name for name in names if name in close(wanted, names) or name.rpartition(".")[2] in ends]
-    sys.exit(f"There is no task {wanted!r}. Nearest: {', '.join(near[:5]) or 'none; TASKS.md lists all'}.")
+    names = [task.name for task in tasks]
+    near = [name for name in names if wanted in name][:5] or difflib.get_close_matches(wanted, names)
+    sys.exit(f"There is no task {wanted!r}. Nearest: {', '.join(near) or 'none; TASKS.md lists all'}.")
 
 
 def is_left(folder: Path, task: Task) -> bool:

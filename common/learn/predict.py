@@ -31,6 +31,7 @@ from common.terminal import note, run_to_end
 from .questions import STEADY, WIDTH, Question, drift, read_questions, result, table
 
 SETTINGS = Settings(device="cpu", dtype="float32")
+SIZES = {None: "predict", "smollm2": "large"}  # by model
 PATIENCE = 10  # times the planned seconds, after which a process hangs
 Guesses = dict[str, list[float] | None]  # by question
 
@@ -43,14 +44,15 @@ def main(arguments: Sequence[str]) -> int:
     benchmark: Benchmark = import_module(f"{stage.name}.benchmark").BENCHMARK
     args = parse_options(benchmark, arguments[1:])
     expect_writable(args.out / stage.name)
-    questions = read_questions(stage, benchmark.sizes_of(args.sizes), args.model)
+    size_set = SIZES[args.model]
+    questions = read_questions(stage, benchmark.sizes_of(size_set), args.model)
     guesses: Guesses = {question["name"]: getattr(args, question["name"]) for question in questions}
     if sys.stdin.isatty():
-        seconds = planned(benchmark, args.sizes)
+        seconds = planned(benchmark, size_set)
         asked = f"{counted(len(questions), 'question')}, then about {seconds:.0f} s of measuring"
         print(f"{stage.name}: {asked}. Enter alone: no guess.")
         guesses = ask_all(questions, guesses)
-    document = measure(benchmark, args.sizes, args.model)
+    document = measure(benchmark, size_set, args.model)
     if document is None:
         return 1
     document["benchmark"] = f"predict {stage.name}"
@@ -82,11 +84,9 @@ def parse_options(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Na
     stage, first = Path(benchmark.file).parent, argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     help = "smollm2: with a real model (default: the bundled one)"
     first.add_argument("--model", choices=["smollm2"], help=help)
-    model = first.parse_known_args(arguments)[0].model  # the questions are options as well
-    size_set = "large" if model else "predict"
-    first.add_argument("--sizes", choices=[size_set, "tiny"], default=size_set, help="tiny: for tests")
-    sizes = first.parse_known_args(arguments)[0].sizes  # which say at how many places a curve is asked about
-    questions = read_questions(stage, benchmark.sizes_of(sizes), model)
+    model = first.parse_known_args(arguments)[0].model  # the questions, which differ by model, are options as well
+    size_set = SIZES[model]
+    questions = read_questions(stage, benchmark.sizes_of(size_set), model)
     if not questions:
         sys.exit(f"`predict {stage.name[:2]}` asks only about the bundled model: leave out --model.")
     command = f"course.py predict {stage.name[:2]}"

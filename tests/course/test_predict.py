@@ -60,10 +60,11 @@ def test_a_class_without_a_terminal_gets_table_plot_and_file(tmp_path, capsys, m
     shrink_measurements(monkeypatch)
     monkeypatch.setattr(suite, "run_process", measure_here)
     monkeypatch.setattr(sys, "stdin", io.StringIO("must not be read\n"))
+    monkeypatch.setitem(predict.SIZES, None, "tiny")
     questions = questions_of(STAGE_02, "tiny")
     guesses = [None, *([1.5] * len(one["at"]) for one in questions[1:])]
     options = [f"--{one['name']}={','.join('1.5' for _ in one['at'])}" for one in questions[1:]]
-    assert predict.main(["02", "--sizes", "tiny", "--out", str(tmp_path), *options]) == 0
+    assert predict.main(["02", "--out", str(tmp_path), *options]) == 0
     printed = capsys.readouterr()
     [path] = tmp_path.glob("*-predict-02.json")
     document = json.loads(path.read_text())

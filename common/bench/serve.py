@@ -45,10 +45,10 @@ AXES = {  # what a run is named by: how its requests arrive, and the label of th
     "rate": ("Poisson arrivals", "requests arriving per second"),
 }
 RATES = {  # columns of the first table
-    "\nsent": "requests",
-    "\nfailed": "failed",
-    "\nreq/s": "requests_per_second",
-    "output\ntok/s": "output_tokens_per_second",
+    "sent": "requests",
+    "failed": "failed",
+    "req/s": "requests_per_second",
+    "output tok/s": "output_tokens_per_second",
 }
 BUSY = 0.8  # of a core: from here on a chunk may wait for the load generator, which counts as the server's time
 
@@ -158,22 +158,17 @@ def result_document(
 
 def report(args: argparse.Namespace, document: dict[str, Any]) -> None:
     """Print a row for each point, then what failed and what is not to be trusted; write the files."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console, axis, points = Console(highlight=False, markup=False), document["axis"], document["points"]
-    console.print(f"\n{document['model']}, {document['endpoint']}, {document['arrivals']}", style="bold")
-    console.print(f"{document['workload']}. Latencies in milliseconds:")
+    axis, points = document["axis"], document["points"]
+    print(f"\n{document['model']}, {document['endpoint']}, {document['arrivals']}")
+    print(f"{document['workload']}. At each {axis}, latencies in milliseconds:\n")
     for cells_of in (rate_cells, latency_cells):  # side by side they would not fit into 80 characters
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
-        for heading in ("concur-\nrency" if axis == "concurrency" else "rate\nreq/s", *cells_of(points[0])):
-            table.add_column(heading, justify="right", no_wrap=True)
-        for point in points:
-            table.add_row(f"{point[axis]:g}", *cells_of(point).values(), style="red" if point["failed"] else None)
-        console.print(table)
+        rows = [["", *cells_of(points[0])], *([f"{point[axis]:g}", *cells_of(point).values()] for point in points)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        for row in rows:
+            print(*map(str.rjust, row, widths))
+        print()
     for warning in warnings(document):
-        console.print(warning, style="bold red")
+        print(warning)
     line = write_json(Path(args.json) if args.json not in (None, "-") else None, document)
     if args.json == "-":
         print(line)
@@ -188,7 +183,7 @@ def rate_cells(point: dict[str, Any]) -> dict[str, str]:
 def latency_cells(point: dict[str, Any], names: Sequence[str] = LATENCIES) -> dict[str, str]:
     """Return by heading the milliseconds of median and 99th percentile of each latency; "-" where it has no values."""
     return {
-        f"{name.upper()}\n{rank}": short(1e3 * point[name][rank]) if point[name] else "-"
+        f"{name.upper()} {rank}": short(1e3 * point[name][rank]) if point[name] else "-"
         for name in names
         for rank in ("p50", "p99")
     }

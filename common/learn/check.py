@@ -11,10 +11,9 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 from common.terminal import parser_of, run_to_end
 
@@ -80,75 +79,30 @@ def watch(folder: Path, check: Callable[[], int]) -> int:
         time.sleep(0.3)
 
 
-class Verdict(NamedTuple):
-    """What became of a milestone, or of a task tried by itself. outcome: None of what was not run."""
-
-    milestone: Milestone
-    outcome: Outcome | None
-    task: Task | None = None
-
-    @property
-    def is_wrong(self) -> bool:
-        return bool(self.outcome and self.outcome.what)
-
-    def line(self) -> str:
-        if self.task:
-            return f"{'':14}{'wrong' if self.is_wrong else 'ok' if self.outcome else 'empty':6} {self.task.title}"
-        said = "failing" if self.is_wrong else "done" if self.outcome else "not yet"
-        return f"  {said:8} {self.milestone.number}  {self.milestone.title}"
-
-
-def judge(folder: Path, milestones: list[Milestone], tasks: list[Task], left: list[Task]) -> Iterator[Verdict]:
-    """Yield a verdict on each milestone up to the first that fails; then on that one's tasks, and on what follows.
-
-    Each of its tasks that is written is tried by itself; while some are not, those of later milestones, too. left: the
-    tasks that are unwritten.
-    """
+def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task], second_hint: bool = False) -> int:
+    """Print the milestones: which are reached, what is wrong with the first that is not. Return 1 if there is one."""
+    left, number = [task for task in tasks if is_left(folder, task)], folder.name[:2]
     with Runner() as runner:
         for failing in milestones:
             missing = in_order(failing, left)
             said = f"not written yet: {', '.join(f'{task.title} ({task.file})' for task in missing)}"
-            verdict = Verdict(failing, Outcome(said) if missing else runner.run(folder, failing))
-            yield verdict
-            if verdict.is_wrong:
+            outcome = Outcome(said) if missing else runner.run(folder, failing)
+            show("failing" if outcome.what else "done", failing)
+            if outcome.what:
                 break
         else:
-            return
-        place = milestones.index(failing)
+            return 0
         ended = not missing and runner.child is None  # and what ended the process is shown already
-        seen = {name for done in milestones[:place] for name in done.tasks} - {*failing.tasks}
-        for milestone in milestones[place:]:
-            if milestone is not failing:
-                yield Verdict(milestone, None)
-            own = [task for task in in_order(milestone, tasks) if task.name not in seen]
-            seen |= {*milestone.tasks}
-            if not ended and (milestone is failing or missing and not {*left} >= {*own}):
-                for task in own:
-                    missed = None if task in left else missed_by(task, runner, folder, tasks, milestones)
-                    yield Verdict(*(missed or (milestone, None if task in left else Outcome())), task)
-
-
-def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task], second_hint: bool = False) -> int:
-    """Print the milestones: which are reached, what is wrong with the first that is not. Return 1 if there is one."""
-    left, number, verdicts = [task for task in tasks if is_left(folder, task)], folder.name[:2], []
-    for verdict in judge(folder, milestones, tasks, left):
-        print(verdict.line(), flush=True)
-        verdicts.append(verdict)
-    tried = [one for one in verdicts if one.task]
-    wrong = [one for one in tried if one.is_wrong]
-    failed = [one for one in verdicts if one.is_wrong and not one.task]
-    if not failed:
-        return 0
-    [(failing, outcome, _)] = failed
-    missing = in_order(failing, left)
+        tried = try_alone(runner, folder, milestones, failing, [] if ended else tasks, left)
+    wrong = {task: missed for task, missed in tried.items() if missed}
     if not (missing and wrong):
         if tried and not (missing or wrong):
             outcome = outcome._replace(what=f"{outcome.what}\n{TOGETHER}")
         if missing and not second_hint:  # without an attempt, a hint only if it is asked for
             failing = failing._replace(hint="")
-        blamed = [one.task for one in wrong] or missing
+        blamed = [*wrong, *missing]
         show_failure(failing, outcome, second_hint, number, blamed[0].name if blamed else "")
-    for head, outcome, task in wrong:
+    for task, (head, outcome) in wrong.items():
         hint = " ".join(filter(None, words_of(reference_of(ROOT, folder.name), task)))
         if missing:
             head = head._replace(hint=hint, second_hint=f"{head.hint} {head.second_hint}")
@@ -157,6 +111,33 @@ def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task
         else:
             print(f"Wrong beside the reference's other functions: {task.title}: {hint}")
     return 1
+
+
+def try_alone(
+    runner: Runner, folder: Path, milestones: list[Milestone], failing: Milestone, tasks: list[Task], left: list[Task]
+) -> dict[Task, tuple[Milestone, Outcome] | None]:
+    """Print the tasks of the failing milestone, and all later milestones; try each written task by itself.
+
+    While some of its tasks are unwritten, those of later milestones are tried, too. left: the tasks that are unwritten.
+    Return by task the milestone that it misses, with its outcome, or None.
+    """
+    place, tried = milestones.index(failing), {}
+    seen = {name for done in milestones[:place] for name in done.tasks} - {*failing.tasks}
+    for milestone in milestones[place:]:
+        if milestone is not failing:
+            show("not yet", milestone)
+        own = [task for task in in_order(milestone, tasks) if task.name not in seen]
+        seen |= {*milestone.tasks}
+        if milestone is failing or in_order(failing, left) and not {*left} >= {*own}:
+            for task in own:
+                tried[task] = None if task in left else missed_by(task, runner, folder, tasks, milestones)
+                said = "empty" if task in left else "wrong" if tried[task] else "ok"
+                print(f"{'':14}{said:6} {task.title}", flush=True)
+    return tried
+
+
+def show(said: str, milestone: Milestone) -> None:
+    print(f"  {said:8} {milestone.number}  {milestone.title}", flush=True)
 
 
 def in_order(milestone: Milestone, tasks: list[Task]) -> list[Task]:

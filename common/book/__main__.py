@@ -9,7 +9,6 @@ import re
 import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Iterable, Iterator
 from functools import cache, partial
 from importlib.util import find_spec
@@ -19,7 +18,7 @@ from typing import Any
 from common.errors import InvalidInput
 from common.setup.environment import install
 from common.stages import ROOT
-from common.terminal import StatusLine, note, parser_of, run_to_end
+from common.terminal import note, parser_of, run_to_end
 
 from .pages import Pages
 
@@ -70,19 +69,12 @@ def build(folder: Path) -> str:
     from sphinx.util.docutils import docutils_namespace, patch_docutils
 
     pages, copied, site, kept = (folder / name for name in ("pages", "copied", "site", "kept"))
-    warnings, started = io.StringIO(), time.monotonic()
-    with StatusLine() as line, patch_docutils(), docutils_namespace():
-
-        def say(text: str) -> None:
-            line.say(time.monotonic() - started, text)
-
-        prepared = Pages(pages, copied, say)
-        prepared.write()
-        settings = SETTINGS | {"html_extra_path": [str(copied)]}
-        app = Sphinx(pages, None, site, kept, "html", settings, status=None, warning=warnings)
-        app.connect("source-read", lambda _, page, *__: say(f"reading {page}"))
+    prepared, warnings = Pages(pages, copied), io.StringIO()
+    prepared.write()
+    settings = SETTINGS | {"html_extra_path": [str(copied)]}
+    with patch_docutils(), docutils_namespace():
+        app = Sphinx(pages, None, site, kept, "html", settings, status=sys.stderr, warning=warnings)
         app.connect("html-collect-pages", lambda app: code_pages(app, sorted(prepared.code)))
-        app.connect("html-page-context", lambda _, page, *__: say(f"writing {page}"))
         app.build()
     return re.sub(r"\x1b\[[\d;]*[mK]", "", warnings.getvalue()).strip()  # Sphinx colours them
 

@@ -6,7 +6,7 @@ GitHub shows a folder and a file of code by itself; here each that a page links 
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,8 +37,8 @@ class Pages:
     code: after `write`, the other files that they link.
     """
 
-    def __init__(self, folder: Path, copied: Path, say: Callable[[str], None]):
-        self.folder, self.copied, self.say = folder, copied, say
+    def __init__(self, folder: Path, copied: Path):
+        self.folder, self.copied = folder, copied
         self.todo = [ROOT / "README.md", *(path for part in PARTS for path in pages_of(part))]
         self.code: set[Path] = set()
 
@@ -53,7 +53,6 @@ class Pages:
                 self._put(page_of(path), ORPHAN * (path not in listed) + self._text(path))
 
     def _put(self, page: Path, text: str) -> None:
-        self.say(f"preparing {page.relative_to(ROOT)}")
         blocks = CODE_BLOCK.split(text)
         blocks[::2] = [self._lead(page.parent, block) for block in blocks[::2]]
         moved(page, self.folder).write_text("".join(blocks), encoding="utf-8")

@@ -25,7 +25,6 @@ PRESETS = {name: PRESET | filled(fields) for name, fields in FILE["presets"].ite
 
 def lesson_of(stage_name: str) -> dict[str, Any]:
     """Return the lesson of a stage's folder, or a plain one for a folder that is not part of the course."""
-    digits = "".join(letter for letter in stage_name if letter.isdecimal())[:2]
     plain = {"title": stage_name, "presets": ["fact", "sum", "story", "four", "long"]}
-    lesson = LESSON | filled(FILE["lessons"].get(digits, plain))
+    lesson = LESSON | filled(FILE["lessons"].get(stage_name[:2], plain))
     return lesson | {"presets": [PRESETS[name] for name in lesson["presets"]]}

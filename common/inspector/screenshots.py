@@ -81,11 +81,17 @@ def chromium() -> Iterator:
         launched.close()
 
 
-def photograph(chromium, recording: Path, picture: Path, step: int | None) -> None:
-    """Open a recording, show the moment at which this step has ended, or the last, and write a PNG of the page."""
-    page = chromium.new_page(viewport=SCREEN, color_scheme="light")
+def opened(chromium, recording: Path, scheme: str):
+    """Return the page of a recording. scheme: light or dark."""
+    page = chromium.new_page(viewport=SCREEN, color_scheme=scheme)
     page.goto(recording.resolve().as_uri())
     page.wait_for_selector(".player")
+    return page
+
+
+def photograph(chromium, recording: Path, picture: Path, step: int | None) -> None:
+    """Open a recording, show the moment at which this step has ended, or the last, and write a PNG of the page."""
+    page = opened(chromium, recording, "light")
     page.evaluate(
         "(step) => { const { clock, stores: [store] } = inspector; clock.running = false;"
         " clock.show(step === null ? clock.newest : store.hello.began + store.endOf(step)); }",
@@ -98,13 +104,8 @@ def photograph(chromium, recording: Path, picture: Path, step: int | None) -> No
 
 
 def film(chromium, recording: Path, picture: Path, scheme: str) -> None:
-    """Play a recording for FILM_SECONDS and write what is shown there, without sound or end, as an animated WebP.
-
-    scheme: light or dark.
-    """
-    page = chromium.new_page(viewport=SCREEN, color_scheme=scheme)
-    page.goto(recording.resolve().as_uri())
-    page.wait_for_selector(".player")
+    """Play a recording for FILM_SECONDS and write what is shown there, without sound or end, as an animated WebP."""
+    page = opened(chromium, recording, scheme)
     images, count = [], round(FILM_SECONDS * FRAMES_PER_SECOND)
     for frame in range(count):
         page.evaluate(

@@ -52,7 +52,7 @@ def test_what_is_said_in_words_holds(benchmark, claim, result):
 )
 def test_a_claim_is_about_every_repeat_and_each_place_of_a_curve(figure, bounds, true):
     now, before = {"ms": spread([[1, 4], [2, 3]])}, {"ms": spread([[1, 2], [1, 2]]), "once": spread([10, 10])}
-    assert holds({"figures": [figure]} | bounds)({"sides": {"now": now, "before": before}}) == true
+    assert holds({"figures": [figure]} | bounds, {"sides": {"now": now, "before": before}}) == true
 
 
 def test_rows_that_stand_below_each_other_did_the_same_work():

@@ -14,7 +14,7 @@ import webbrowser
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from threading import Timer
+from threading import Thread
 
 import torch
 from fastapi import Depends
@@ -39,7 +39,6 @@ from .load import Clients
 from .routes import guard, router
 from .watched import Watched
 
-OPEN_AFTER_SECONDS = 0.5
 PACE = 10.0  # steps a second at the beginning: a newcomer sees each of them
 
 
@@ -104,9 +103,7 @@ def show(url: str, args: argparse.Namespace) -> None:
     if not args.controlled_by:  # otherwise another process's page shows it
         print(f"watch it on {url}/watch (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
     if args.browser:
-        opener = Timer(OPEN_AFTER_SECONDS, webbrowser.open, [f"{url}/watch"])
-        opener.daemon = True
-        opener.start()
+        Thread(target=webbrowser.open, args=[f"{url}/watch"], daemon=True).start()  # clients can connect already
 
 
 def watch(stage: Path, args: argparse.Namespace) -> None:

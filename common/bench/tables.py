@@ -5,9 +5,9 @@ A text names a table between the markers of Ned Batchelder's cog, and has it up 
     <!-- [[[cog table("05_paged_attention.benchmark", "memory") ]]] -->
     <!-- [[[end]]] -->
 
-`report` of that module makes it, from the committed results of the machine that the lessons measure on; with
-large=True from those of a real model, or of one's shape. `shapes("05_paged_attention.benchmark")` has a row for the
-bundled model and one for SmolLM2, which did the same work on one machine. What has not been measured is left out.
+`report` of that module makes it, from the committed results of the machine that the lessons measure on, or of another
+`machine`. `shapes("05_paged_attention.benchmark")` has a row for the bundled model and one for SmolLM2, which did the
+same work on one machine. What has not been measured is left out.
 """
 
 import sys
@@ -59,9 +59,9 @@ def large_result(module: str) -> str:
     return next((name for name in LARGE if committed(module, name)), LARGE[0])
 
 
-def table(module: str, name: str, large: bool = False, machine: str = MACHINE) -> None:
+def table(module: str, name: str, machine: str = MACHINE) -> None:
     """Print a table of a module's `report` into the text that cog is at."""
-    if document := committed(module, large_result(module) if large else machine):
+    if document := committed(module, machine):
         report: Mapping[str, Rows] = import_module(module).BENCHMARK.report(document)
         sys.stdout.write(markdown(report[name]) + "\n")
 

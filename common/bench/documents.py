@@ -23,12 +23,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     os.replace(unfinished, path)
 
 
-def write_json(path: Path | None, document: Any) -> str:
-    """Write the document, rounded, unless the path is None; return it as one line."""
-    document = rounded(document)
-    if path is not None:
-        write_atomically(path, json.dumps(document, indent=1) + "\n")
-    return json.dumps(document, separators=(",", ":"))
+def write_json(path: Path, document: Any) -> None:
+    """Write the document, rounded."""
+    write_atomically(path, json.dumps(rounded(document), indent=1) + "\n")
 
 
 def read_json(path: Path) -> Any:

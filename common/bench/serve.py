@@ -19,6 +19,7 @@ The exit status is 1 if any request failed, and 130 after Ctrl-C, which reports 
 
 import argparse
 import datetime
+import json
 import math
 import os
 from collections import Counter
@@ -35,7 +36,7 @@ from common.terminal import note, parser_of, run_to_end
 
 from . import plots
 from .client import Target, find_target, generate_load
-from .documents import write_json
+from .documents import rounded, write_json
 from .metrics import LATENCIES, LoadResult
 from .plots import short
 from .workloads import worded_jobs
@@ -159,9 +160,10 @@ def report(args: argparse.Namespace, document: dict[str, Any]) -> None:
         print()
     for warning in warnings(document):
         print(warning)
-    line = write_json(Path(args.json) if args.json not in (None, "-") else None, document)
     if args.json == "-":
-        print(line)
+        print(json.dumps(rounded(document)))
+    elif args.json:
+        write_json(Path(args.json), document)
     if args.plot:
         draw(document, args.plot)
 

@@ -14,7 +14,6 @@ measured is kept after Ctrl-C: the same command goes on from there. A ratio that
 is marked with "?".
 """
 
-from collections.abc import Sequence
 from importlib import import_module
 
 from common.stages import stage_folders
@@ -30,9 +29,5 @@ def course_benchmarks() -> list[Benchmark]:
     return [import_module(module).BENCHMARK for module in [*modules, "common.bench.benchmark"]]
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
-    return main("course.py bench", __doc__, course_benchmarks(), arguments)
-
-
 if __name__ == "__main__":
-    run_to_end(run)
+    run_to_end(lambda: main("course.py bench", __doc__, course_benchmarks()))

@@ -41,13 +41,9 @@ MODULES = (
 )
 
 
-def parts() -> list[Benchmark]:
-    return [import_module(module).BENCHMARK for module in MODULES]
-
-
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    benchmarks = parts()
+    benchmarks: list[Benchmark] = [import_module(module).BENCHMARK for module in MODULES]
     listed = "\n".join(
         f"  {part.name:<22} {part.seconds['gpu']:>4.0f} s   {part.description.splitlines()[0]}" for part in benchmarks
     )

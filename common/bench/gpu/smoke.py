@@ -15,7 +15,6 @@ from functools import partial
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from common.attention import PagedBatch, choose_attention
 from common.attention.triton_backend import TILES, Tile
@@ -67,7 +66,10 @@ def measure_times(settings: Settings, sizes: dict) -> Figures:
 
 @torch.inference_mode()
 def times_of(case: Case, device: torch.device, samples: int) -> dict[str, dict]:
-    """Return by variant microseconds of a call, the relative error of those by Triton, and why one cannot run."""
+    """Return by variant microseconds of a call, the relative error of those by Triton, and why one cannot run.
+
+    The error is the norm of the difference over that of the expected.
+    """
     inputs = [case.arguments() for _ in range(inputs_beyond_cache(case.nbytes, device))]
     times, errors, missing, expected = {}, {}, {}, None
     for name, make in case.variants.items():
@@ -76,16 +78,11 @@ def times_of(case: Case, device: torch.device, samples: int) -> dict[str, dict]:
             found = function(*inputs[0])
             expected = found if expected is None else expected
             if name.startswith("triton"):  # with pages of another size, a request of `flash` has other tokens
-                errors[name] = relative_error(found, expected)
+                errors[name] = ((found.double() - expected.double()).norm() / expected.double().norm()).item()
             times[name] = 1e6 * median_seconds(function, device, inputs, graph=case.graph, repeats=samples)
         except Exception as error:  # Triton and PyTorch have exceptions of many classes for what they cannot run
             missing[name] = first_sentence(error)
     return {"us": times, "errors": errors, "missing": missing}
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """Return the norm of the difference over that of the expected."""
-    return ((actual.double() - expected.double()).norm() / expected.double().norm()).item()
 
 
 def layers_case(config: ModelConfig, N: int, device: torch.device, dtype: torch.dtype) -> Case:

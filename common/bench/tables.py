@@ -54,11 +54,6 @@ def committed(module: str, name: str) -> dict[str, Any]:
     return read_json(folder / "results" / f"{name}.json") or {}
 
 
-def large_result(module: str) -> str:
-    """Return the name of a module's result for a real model, or for a model of a real shape."""
-    return next((name for name in LARGE if committed(module, name)), LARGE[0])
-
-
 def table(module: str, name: str, machine: str = MACHINE) -> None:
     """Print a table of a module's `report` into the text that cog is at."""
     if document := committed(module, machine):

@@ -10,7 +10,9 @@ it and there is no home or no package platformdirs, each start compiles.
 """
 
 import hashlib
+import itertools
 import os
+import secrets
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -21,7 +23,7 @@ from typing import Any
 import llvmlite
 import numba
 from filelock import FileLock
-from numba.core import caching
+from numba.core import bytecode, caching
 
 CACHE = os.environ.get("NUMBA_CACHE_DIR")
 if not CACHE:
@@ -30,7 +32,11 @@ if not CACHE:
 
         CACHE = user_cache_path()
 FOLDER = Path(CACHE) / "llm-serving-course" / "kernels" if CACHE else None
-WITHIN = ("numba_basics.py", "blocks.py", "codes.py", "tiles.py")  # kernels contain their functions
+WITHIN = ("kept_kernels.py", "numba_basics.py", "blocks.py", "codes.py", "tiles.py")  # kernels contain their functions
+
+# numba numbers the functions of a process from 1, which makes two of one name and type different symbols. Of kernels
+# that two processes compiled, a third would run one in the place of the other if their numbers were the same.
+bytecode.FunctionIdentity._unique_ids = itertools.count(secrets.randbits(48))
 
 
 class ByContents(caching.InTreeCacheLocator):

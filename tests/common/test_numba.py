@@ -131,6 +131,13 @@ def test_copies_of_the_course_share_kernels_until_a_function_within_them_changes
     assert max(path.stat().st_size for path in kept.glob("*/*.nbc")) > 100, "and replaced"
 
 
+def test_two_processes_do_not_name_their_kernels_alike():
+    """Weights of 8 and 4 bits gave NaN where each had been compiled in a process of its own, and a third kept both."""
+    program = "import common.fused.kept_kernels, numba; print(numba.cfunc('i8(i8)')(lambda x: x).native_name)"
+    first, second = (python(program, ROOT).stdout for _ in range(2))
+    assert first != second
+
+
 def test_kernels_are_compiled_where_they_cannot_be_kept(probe, tmp_path):
     (tmp_path / "file").write_text("")
     assert probe(XDG_CACHE_HOME=str(tmp_path / "file")) == (RIGHT, 1)

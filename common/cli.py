@@ -14,16 +14,16 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from .acceleration.accelerate import make_engine
 from .engine import BaseEngine
 from .errors import InvalidInput, expect_writable
 from .kv_tiers import TierOptions
-from .loader import BITS, Loaded, chat_prompt, load_model
+from .loader import BITS, Loaded, chat_prompt, check_quantization, load_model
 from .loader.device import choose_device
 from .packages import packaged_model
 from .policies import scheduling_of
@@ -140,39 +140,43 @@ def check_address(host: str, port: int) -> str:
 
 def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Namespace) -> tuple[Loaded, BaseEngine]:
     """Load the model and build the stage's engine; with --tensor-parallel, one that drives the engines of all ranks."""
-    model, options = options_of(load_model, args), options_of(engine_class, args)
-    if model.get("kv_dtype") == "int8" and args.attention == "flash":
+    model = {"device": args.device, "dtype": args.dtype, "load_format": args.load_format}
+    model["kv_dtype"] = getattr(args, "kv_dtype", "auto")  # stages without pages do not have the option
+    if model["kv_dtype"] == "int8" and args.attention == "flash":
         raise InvalidInput("flash attention of torch reads no K and V of 8 bits: leave out --attention or --kv-dtype")
-    options |= {"graphs": args.graphs, "overlap": args.overlap, "scheduling": scheduling_of(args)}
+    options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
+    options |= {"graphs": args.graphs, "overlap": args.overlap}
+    options["scheduling"] = scheduling_of(args)
     options["tiers"] = TierOptions(args.kv_host_memory, args.kv_disk, args.kv_disk_memory)
     if args.lora:
         options["loras"] = dict(args.lora)
         if len(options["loras"]) < len(args.lora):
             raise InvalidInput("two adapters have the same name: give each --lora another")
+    check_quantization(args.quantization, choose_device(args.device, args.dtype)[0], args.tensor_parallel)
     if args.tensor_parallel == 1:
         if options.get("workers") == "ray":
-            if args.model_impl != "auto" or args.quantization in BITS:
+            if args.model_impl != "auto":
                 raise InvalidInput(
-                    "workers in processes load the model as it is: leave out --model-impl and --quantization, or use "
-                    "stage 07"
+                    "workers in processes choose the model themselves: leave out --model-impl, or use stage 07"
+                )
+            if args.quantization in BITS:
+                raise InvalidInput(
+                    "workers in processes load weights as they are: leave out --quantization, or use stage 07"
                 )
             on_gpu = choose_device(args.device, args.dtype)[0].type != "cpu"
             if not args.demo and (on_gpu or args.token_budget is not None):  # else it is measured with the weights
                 model["load_format"] = "none"  # memory is for the workers
-        loaded = load_model(args.model, **model)
+        loaded = load_model(args.model, model_impl=args.model_impl, quantization=args.quantization, **model)
         return loaded, make_engine(engine_class, loaded, **options)
     from .parallel.engine import Ranks, TensorParallelEngine, check_deterministic
 
     check_deterministic(engine_class, options)  # before the ranks start, which takes seconds
+    if args.model_impl == "transformers":
+        raise InvalidInput("--tensor-parallel splits common/model.py alone: leave it out, or --model-impl transformers")
     if args.demo:  # a demo builds more engines, and the other ranks would not know of them
         raise InvalidInput("--demo runs in one process: with --tensor-parallel use --prompt or --serve")
     ranks = Ranks(args.tensor_parallel, args.model, **model)
     return ranks.loaded, TensorParallelEngine(ranks, stage, **options)
-
-
-def options_of(function: Callable, args: argparse.Namespace) -> dict[str, Any]:
-    """Return those of the arguments that the function has as parameters."""
-    return {name: vars(args)[name] for name in inspect.signature(function).parameters if name in args}
 
 
 def server_module(stage: Path) -> ModuleType:
@@ -184,8 +188,10 @@ def server_module(stage: Path) -> ModuleType:
 
 def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:
     """Print the completion of `args.prompt` as it grows, and with --show-stats two lines of figures."""
-    prompt = chat_prompt(engine.tokenizer, args.prompt) if args.chat else args.prompt
-    request = engine.add(prompt, SamplingParams(**options_of(SamplingParams, args)))
+    params = SamplingParams(
+        **{field.name: vars(args)[field.name] for field in fields(SamplingParams) if field.name in args}
+    )
+    request = engine.add(chat_prompt(engine.tokenizer, args.prompt) if args.chat else args.prompt, params)
     shown = 0
     while engine.has_unfinished:
         engine.step()

@@ -26,6 +26,7 @@ from common.learn.milestones.stage_under_test import (
     expect_rows,
     expect_stats,
     expect_steps,
+    expect_table,
     expect_tokens,
     make_request,
 )
@@ -116,18 +117,19 @@ def test_one_batch_for_all_requests(stage):
     chunks = [chunk(stage, a, 5, 6), chunk(stage, c, 0, 4), chunk(stage, d, 5, 7)]
     batch = stage.batch.Batch(chunks, torch.device("cpu"))
     paged = batch.paged
-    what = "A runs its last token, C the first 4 of 9, D its last 2"
-    for name, of, mine, wanted in (
-        ("token_ids", "ACCCCDD", batch.token_ids, [15, 10, 11, 12, 13, 15, 16]),
-        ("positions", "ACCCCDD", batch.positions, [5, 0, 1, 2, 3, 5, 6]),
-        ("slot mapping", "ACCCCDD", paged.slot_mapping, [1, 8, 9, 10, 11, 17, 18]),
-        ("lengths", "ACD", paged.lengths, [6, 4, 7]),
-        ("query_starts", "ACD", paged.query_starts, [0, 1, 5, 7]),
-        ("logits_rows", "AD", batch.logits_rows, [0, 6]),
-    ):
-        expect_rows(f"{what}: {name}", mine.tolist(), wanted, request=of)
+    table = {
+        "request": "ACCCCDD",
+        "token_ids": (batch.token_ids.tolist(), [15, 10, 11, 12, 13, 15, 16]),
+        "positions": (batch.positions.tolist(), [5, 0, 1, 2, 3, 5, 6]),
+        "slot mapping": (paged.slot_mapping.tolist(), [1, 8, 9, 10, 11, 17, 18]),
+        "each request": "ACD",
+        "lengths": (paged.lengths.tolist(), [6, 4, 7]),
+        "query_starts": (paged.query_starts.tolist(), [0, 1, 5, 7]),
+        "logits_rows": (batch.logits_rows.tolist(), [0, 6]),
+    }
     for letter, mine, pages in zip("ACD", paged.page_tables.tolist(), ([3, 0], [2, 5, 1], [7, 4]), strict=True):
-        expect_rows(f"{what}: page table of {letter}", mine[: len(pages)], pages)
+        table[f"page table of {letter}"] = mine[: len(pages)], pages
+    expect_table("A runs its last token, C the first 4 of 9, D its last 2", table)
 
 
 @milestone(

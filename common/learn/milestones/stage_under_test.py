@@ -123,6 +123,25 @@ def expect_stats(what: str, engine: BaseEngine, wanted: Mapping[str, float]) -> 
     expect_rows(f"stats, {what}", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])
 
 
+def expect_table(what: str, table: Mapping[str, str | tuple[list, list]]) -> None:
+    """Fail with all rows, yours under those wanted, and the first wrong place of all marked.
+
+    table: for each name yours and wanted, or a heading with a letter for each column.
+    """
+    lines: dict[str, Sequence] = {}
+    wrong = ""
+    for name, row in table.items():
+        if isinstance(row, str):
+            lines[name] = row
+            continue
+        mine, wanted = row
+        lines |= {name: wanted, f"{name}, yours": mine}
+        if not wrong and (place := first_difference(mine, wanted)) is not None:
+            wrong = f"{what}: {name}, place {place} is wrong"
+            lines[""] = [" "] * place + ["^"]
+    expect(not wrong, wrong, rows(lines))
+
+
 def expect_attention(mine: Tensor, q: Tensor, pasts: list[tuple[Tensor, Tensor]], names: list[str]) -> None:
     """Fail unless each row of `mine`, [N, H, D], is what its query makes of its past: keys and values up to itself."""
     right = isinstance(mine, torch.Tensor) and mine.shape == q.shape

@@ -19,24 +19,21 @@ The exit status is 1 if any request failed, and 130 after Ctrl-C, which reports 
 
 import argparse
 import datetime
-import json
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from common.errors import InvalidInput, expect_writable
 from common.terminal import note, parser_of, run_to_end
 
 from . import plots
 from .client import Target, find_target, generate_load
-from .documents import rounded, write_json
+from .documents import write_json
 from .metrics import LATENCIES, LoadResult
 from .plots import short
 from .workloads import worded_jobs
@@ -48,12 +45,11 @@ AXES = {  # what a run is named by: how its requests arrive, and the label of th
     "rate": ("Poisson arrivals", "requests arriving per second"),
 }
 RATES = {  # columns of the first table
-    "sent": "requests",
-    "failed": "failed",
-    "req/s": "requests_per_second",
-    "output tok/s": "output_tokens_per_second",
+    "\nsent": "requests",
+    "\nfailed": "failed",
+    "\nreq/s": "requests_per_second",
+    "output\ntok/s": "output_tokens_per_second",
 }
-DRAWN_EVERY = 0.5  # seconds: drawing takes milliseconds, in which no chunk's arrival is noticed
 BUSY = 0.8  # of a core: from here on a chunk may wait for the load generator, which counts as the server's time
 
 
@@ -116,9 +112,22 @@ def measure(args: argparse.Namespace, target: Target, results: dict[float, LoadR
         count = max(clients, args.requests or max(REQUESTS, REQUESTS_PER_CLIENT * clients))
         work = {"seed": args.seed, "number": number, "ignore_eos": args.ignore_eos}
         jobs = worded_jobs(args.workload, count, args.prompt_tokens, args.output_tokens, **work)
-        with tqdm(desc=f"{args.axis} {load:g}", total=count, mininterval=DRAWN_EVERY) as bar:
+        with progress(f"{args.axis} {load:g}", count) as answered:
             arrivals = {args.axis: load, "seed": args.seed}
-            results[load] = generate_load(args.url, jobs, target, **arrivals, answered=bar.update)
+            results[load] = generate_load(args.url, jobs, target, **arrivals, answered=answered)
+
+
+@contextmanager
+def progress(name: str, total: int, *, transient: bool = False) -> Iterator[Callable[[], None]]:
+    """Draw a bar on stderr, and give the function that advances it. transient: it goes when the block ends."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = [TextColumn("{task.description:>15}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    # Drawn twice a second: drawing takes milliseconds in which no chunk's arrival is noticed.
+    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=transient) as bars:
+        bar = bars.add_task(name, total=total)
+        yield lambda: bars.advance(bar)
 
 
 # ---- What they found ----
@@ -149,21 +158,25 @@ def result_document(
 
 def report(args: argparse.Namespace, document: dict[str, Any]) -> None:
     """Print a row for each point, then what failed and what is not to be trusted; write the files."""
-    axis, points = document["axis"], document["points"]
-    print(f"\n{document['model']}, {document['endpoint']}, {document['arrivals']}")
-    print(f"{document['workload']}. At each {axis}, latencies in milliseconds:\n")
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console, axis, points = Console(highlight=False, markup=False), document["axis"], document["points"]
+    console.print(f"\n{document['model']}, {document['endpoint']}, {document['arrivals']}", style="bold")
+    console.print(f"{document['workload']}. Latencies in milliseconds:")
     for cells_of in (rate_cells, latency_cells):  # side by side they would not fit into 80 characters
-        rows = [["", *cells_of(points[0])], *([f"{point[axis]:g}", *cells_of(point).values()] for point in points)]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        for row in rows:
-            print(*map(str.rjust, row, widths))
-        print()
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1), pad_edge=False)
+        for heading in ("concur-\nrency" if axis == "concurrency" else "rate\nreq/s", *cells_of(points[0])):
+            table.add_column(heading, justify="right", no_wrap=True)
+        for point in points:
+            table.add_row(f"{point[axis]:g}", *cells_of(point).values(), style="red" if point["failed"] else None)
+        console.print(table)
     for warning in warnings(document):
-        print(warning)
+        console.print(warning, style="bold red")
+    line = write_json(Path(args.json) if args.json not in (None, "-") else None, document)
     if args.json == "-":
-        print(json.dumps(rounded(document)))
-    elif args.json:
-        write_json(Path(args.json), document)
+        print(line)
     if args.plot:
         draw(document, args.plot)
 
@@ -175,7 +188,7 @@ def rate_cells(point: dict[str, Any]) -> dict[str, str]:
 def latency_cells(point: dict[str, Any], names: Sequence[str] = LATENCIES) -> dict[str, str]:
     """Return by heading the milliseconds of median and 99th percentile of each latency; "-" where it has no values."""
     return {
-        f"{name.upper()} {rank}": short(1e3 * point[name][rank]) if point[name] else "-"
+        f"{name.upper()}\n{rank}": short(1e3 * point[name][rank]) if point[name] else "-"
         for name in names
         for rank in ("p50", "p99")
     }

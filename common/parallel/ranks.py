@@ -60,7 +60,8 @@ class Ranks:
         *,
         device: str | torch.device = "auto",
         dtype: str | torch.dtype = "auto",
-        **model: Any,
+        load_format: str = "auto",
+        kv_dtype: str = "auto",
     ):
         if dist.is_initialized():
             raise InvalidInput("this process has ranks already: close their engine first")
@@ -78,7 +79,8 @@ class Ranks:
         threading.Thread(target=self._watch, name="ranks", daemon=True).start()
         try:
             store = open_store()
-            model |= {"name_or_path": name_or_path, "dtype": self.dtype}
+            model = {"name_or_path": name_or_path, "dtype": self.dtype, "load_format": load_format}
+            model["kv_dtype"] = kv_dtype
             for rank in range(1, count):
                 self._start(rank)
                 self._send(rank, "join", rank, count, store.port, self._device_of(rank), model, self.threads)

@@ -164,7 +164,7 @@ def test_a_sweep_gives_a_table_json_and_a_plot(server, tmp_path, capsys):
     rows = [line.split()[:3] for line in printed.out.splitlines() if line.split()[1:2] == ["16"]]
     assert rows == [["1", "16", "0"], ["2", "16", "0"], ["8", "16", "0"]]
     assert max(len(line) for line in printed.out.splitlines()) <= 80 and "…" not in printed.out
-    assert printed.out.count(" p50") == printed.out.count(" p99") == 4
+    assert printed.out.count(" p50 ") == printed.out.count(" p99 ") == 4
     assert "concurrency 8" in printed.err and "16/16" in printed.err and "16/16" not in printed.out
 
 

@@ -27,6 +27,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from tqdm import tqdm
+
 from common.checkpoints.corpus import SYSTEM_PROMPTS, terms
 from common.errors import InvalidInput, expect_writable
 from common.terminal import note, parser_of, run_to_end
@@ -41,7 +43,7 @@ from .harness import Headline, alternate
 from .load import running_server
 from .metrics import LoadResult
 from .plots import short
-from .serve import latency_cells, progress, wanted
+from .serve import DRAWN_EVERY, latency_cells, wanted
 from .settings import Settings
 from .suite import RESULTS
 from .workloads import Job, worded_jobs
@@ -113,7 +115,6 @@ def judge(args: argparse.Namespace, target: Target) -> dict[str, Any]:
     print(f"\n{same} of {len(both)} answers are the same on both sides, word for word.\n")
     sizes = {name: vars(args)[name] for name in ("ttft_ms", "itl_ms", "reference", "seed")} | {"rates": list(RATES)}
     document = summary.document_of(JUDGE, HEADLINE, sizes, order, repeats, hardware=machine)
-    document["headline"]["same_answers"] = [same, len(both)]
     if same < SAME_MODEL * len(both):
         doubt = f"only {same} of {len(both)} answers are the reference's, and others are other work"
         document["headline"]["doubt"] = doubt
@@ -144,8 +145,8 @@ def climb(
     for place, rate in enumerate((0, *RATES)):
         count = max(LEAST_REQUESTS, rate * SECONDS) if rate else ALONE
         jobs, load = jobs_of(count, args.seed, 10 * repeat + place), {"rate": rate} if rate else {"concurrency": 1}
-        with progress(f"{side}, {rate or 'alone'}", count, transient=True) as answered:
-            result = generate_load(url, jobs, target, **load, seed=args.seed, answered=answered)
+        with tqdm(desc=f"{side}, {rate or 'alone'}", total=count, leave=False, mininterval=DRAWN_EVERY) as bar:
+            result = generate_load(url, jobs, target, **load, seed=args.seed, answered=bar.update)
         rows.append(row := row_of(rate, result, args))
         print(printed(side, row), flush=True)
         texts |= {(repeat, rate, i): record.text for i, record in enumerate(result.records) if record.success}

@@ -19,21 +19,24 @@ The exit status is 1 if any request failed, and 130 after Ctrl-C, which reports 
 
 import argparse
 import datetime
+import json
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from tqdm import tqdm
 
 from common.errors import InvalidInput, expect_writable
 from common.terminal import note, parser_of, run_to_end
 
 from . import plots
 from .client import Target, find_target, generate_load
-from .documents import write_json
+from .documents import rounded, write_json
 from .metrics import LATENCIES, LoadResult
 from .plots import short
 from .workloads import worded_jobs
@@ -50,6 +53,7 @@ RATES = {  # columns of the first table
     "\nreq/s": "requests_per_second",
     "output\ntok/s": "output_tokens_per_second",
 }
+DRAWN_EVERY = 0.5  # seconds: drawing takes milliseconds, in which no chunk's arrival is noticed
 BUSY = 0.8  # of a core: from here on a chunk may wait for the load generator, which counts as the server's time
 
 
@@ -112,22 +116,9 @@ def measure(args: argparse.Namespace, target: Target, results: dict[float, LoadR
         count = max(clients, args.requests or max(REQUESTS, REQUESTS_PER_CLIENT * clients))
         work = {"seed": args.seed, "number": number, "ignore_eos": args.ignore_eos}
         jobs = worded_jobs(args.workload, count, args.prompt_tokens, args.output_tokens, **work)
-        with progress(f"{args.axis} {load:g}", count) as answered:
+        with tqdm(desc=f"{args.axis} {load:g}", total=count, mininterval=DRAWN_EVERY) as bar:
             arrivals = {args.axis: load, "seed": args.seed}
-            results[load] = generate_load(args.url, jobs, target, **arrivals, answered=answered)
-
-
-@contextmanager
-def progress(name: str, total: int, *, transient: bool = False) -> Iterator[Callable[[], None]]:
-    """Draw a bar on stderr, and give the function that advances it. transient: it goes when the block ends."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = [TextColumn("{task.description:>15}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
-    # Drawn twice a second: drawing takes milliseconds in which no chunk's arrival is noticed.
-    with Progress(*columns, console=Console(stderr=True), refresh_per_second=2, transient=transient) as bars:
-        bar = bars.add_task(name, total=total)
-        yield lambda: bars.advance(bar)
+            results[load] = generate_load(args.url, jobs, target, **arrivals, answered=bar.update)
 
 
 # ---- What they found ----
@@ -174,9 +165,10 @@ def report(args: argparse.Namespace, document: dict[str, Any]) -> None:
         console.print(table)
     for warning in warnings(document):
         console.print(warning, style="bold red")
-    line = write_json(Path(args.json) if args.json not in (None, "-") else None, document)
     if args.json == "-":
-        print(line)
+        print(json.dumps(rounded(document)))
+    elif args.json:
+        write_json(Path(args.json), document)
     if args.plot:
         draw(document, args.plot)
 

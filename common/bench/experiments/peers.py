@@ -304,6 +304,7 @@ def draw(document: dict, png: Path) -> None:
                     bars,
                     {name: plots.COLORS.get(peer.tint, peer.tint) for name, peer in PEERS.items()},
                 )
+                panel.set_ylim(top=1.4 * panel.get_ylim()[1])  # above the bars is room for the legend
                 panel.legend(frameon=False, fontsize=9)
             plots.axes(panel, "requests at once", "percent of the ceiling", case)
 

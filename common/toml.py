@@ -1,4 +1,7 @@
-"""Read TOML: by `tomllib`, which Python has from 3.11 on, or by the package that it was made from."""
+"""Read TOML: by `tomllib`, which Python has from 3.11 on, or by the package that it was made from.
+
+`start`, `solve` and `bug` run before anything is installed: then pip's copy of that package does it.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +9,10 @@ from typing import Any
 try:
     import tomllib
 except ImportError:
-    import tomli as tomllib
+    try:
+        import tomli as tomllib
+    except ImportError:
+        from pip._vendor import tomli as tomllib
 
 
 def read_toml(path: Path) -> dict[str, Any]:

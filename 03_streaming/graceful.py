@@ -2,7 +2,7 @@
 
 On a signal uvicorn accepts no more connections and waits for open responses. These end when the engine ends their
 requests, so both shut down together. A client that does not read its answer, or never completes its request, must not
-hold up the shutdown for ever: its connection is dropped.
+hold up the shutdown forever: its connection is dropped.
 """
 
 import asyncio

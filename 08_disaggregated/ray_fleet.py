@@ -65,7 +65,7 @@ class WorkerProcess:
         return True
 
     def run(self) -> Iterator[Hello | Report]:
-        """Work for ever."""
+        """Work forever."""
         yield from self.worker.run(self.mailbox)
 
 

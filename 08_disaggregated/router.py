@@ -6,7 +6,7 @@ go on while it reads.
 
 A worker that dies takes its K and V along, and nothing else. Its requests run again from their prompt and the tokens
 they have, and their streams continue where they stopped. Every worker can do the whole job, so each is a warm spare of
-the other kind: as long as one worker is up, every stream goes on. Five rules keep a request from waiting for ever,
+the other kind: as long as one worker is up, every stream goes on. Five rules keep a request from waiting forever,
 whatever is lost. The fleet declares a worker lost that ends or stays silent. Heartbeats tell what a worker holds, and
 what should be there and is not begins again. A handoff that fails again and again is done without. A request under
 which workers die, one after the other and without a token in between, ends with an error. So does every request if no

@@ -79,7 +79,7 @@ class State:
 
         If reading it exceeds a bound of the library, the matcher has an error afterwards.
         """
-        if self.matcher.is_error():  # it stays in error for ever; a draft token that is rejected may have caused that
+        if self.matcher.is_error():  # it stays in error forever; a draft token that is rejected may have caused that
             self.matcher, self.token_ids, self.masks = self.first.deep_copy(), [], {}
         same = len(self.token_ids)
         if self.token_ids != token_ids[:same]:

@@ -181,7 +181,7 @@ class Cluster:
             self._places = [nodes.get(number) or place for number, place in enumerate(self._places)]
 
     def _watch(self) -> None:
-        """Look at the head until it is lost, or `close` is called. Each look has a thread: it may block for ever."""
+        """Look at the head until it is lost, or `close` is called. Each look has a thread: it may block forever."""
         while not wait([self._closing], LOOK_SECONDS).done:
             looking, _ = start(self._look)
             for _ in range(2):  # after a pause of the whole process, the first wait ends at once

@@ -10,7 +10,7 @@ from common.learn.start import write_folder
 from common.stages import stage_folders
 from tests.helpers.incomplete_stages import as_before, patient, without
 
-# Without these tasks a milestone waits for ever. What the others must be missed by ends by itself.
+# Without these tasks a milestone waits forever. What the others must be missed by ends by itself.
 ENDLESS = {"EngineThread._engine_run", "EngineThread._fail_all", "Router._order", "Router._listen", "Router._worker_up"}
 STAGES = stage_folders()[1:]
 TASKS = [(stage, task) for stage in STAGES for task in find_tasks(stage)]

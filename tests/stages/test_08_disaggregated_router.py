@@ -1,5 +1,5 @@
 """Stage 08's router against workers that die and hang at any moment, and messages that are lost, repeated and delayed:
-no request waits for ever, and no token is missing or comes twice. All workers are without a model."""
+no request waits forever, and no token is missing or comes twice. All workers are without a model."""
 
 import time
 from functools import partial
@@ -166,7 +166,7 @@ class RouterMachine(RuleBasedStateMachine):
                 break
             self.step()
         router_module.MOST_DEATHS = self.usual
-        assert not self.open, "a request waits for ever"
+        assert not self.open, "a request waits forever"
         for _ in range(5):  # for orders and drops that were lost, and for transfers that were given up
             self.router.step()
         for handle, worker in zip(self.router.handles, self.fleet.workers, strict=True):
@@ -250,7 +250,7 @@ def requests_worker(router, request) -> int:
 
 
 def test_requests_that_wait_for_room_are_served_in_order():
-    """A large one is not passed for ever by small ones for which there is room."""
+    """A large one is not passed forever by small ones for which there is room."""
     router, _ = fleet_without_model(1, 1, pages=14)
     first = [router.add([n, 1], endless(6)) for n in range(3)]
     large = router.add([1] * 16, endless(8))

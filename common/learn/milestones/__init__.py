@@ -27,7 +27,7 @@ TESTS = ROOT / "tests" / "stages"
 
 
 class Milestone(NamedTuple):
-    """The head of one milestone. seconds: after which its code is taken to run for ever."""
+    """The head of one milestone. seconds: after which its code is taken to run forever."""
 
     number: int
     file: Path

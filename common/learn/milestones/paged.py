@@ -67,7 +67,7 @@ def check_chunks(scheduler: Any) -> None:
 
 
 def bound_preemption(scheduler: Any) -> None:
-    """Have a `_preempt` fail that makes no room: `_extend` would call it for ever."""
+    """Have a `_preempt` fail that makes no room: `_extend` would call it forever."""
     preempt = scheduler._preempt
 
     def bounded() -> None:

@@ -1,4 +1,4 @@
-"""Run milestones in a process of their own: a learner's code may loop for ever, or end the process."""
+"""Run milestones in a process of their own: a learner's code may loop forever, or end the process."""
 
 import faulthandler
 import inspect

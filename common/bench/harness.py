@@ -205,19 +205,21 @@ def process(
     leads_group: False: it stays in this process's group: it is ended with it even if this one is killed, and Ctrl-C
         reaches both.
     """
+    child = None
     try:
         with deferred_interrupt():  # inside of `try`: at its end a delayed Ctrl-C is raised
             child = subprocess.Popen(command, start_new_session=leads_group, cwd=ROOT, env=environment, **files)
         yield child
     finally:
-        child.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            child.wait(STOP_SECONDS)
-        child.kill()
-        if leads_group and hasattr(os, "killpg"):  # not on Windows, where a server has had its Ctrl-C from the console
-            with suppress(ProcessLookupError, PermissionError):  # all of its group have ended
-                os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
+        if child is not None:  # it is None if the program could not be started
+            child.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(STOP_SECONDS)
+            child.kill()
+            if leads_group and hasattr(os, "killpg"):  # not on Windows, whose server has had Ctrl-C from the console
+                with suppress(ProcessLookupError, PermissionError):  # all of its group have ended
+                    os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
 
 
 @contextmanager

@@ -52,6 +52,8 @@ def main(arguments: Sequence[str]) -> int:
         asked = f"{counted(len(questions), 'question')}, then about {seconds:.0f} s of measuring"
         print(f"{stage.name}: {asked}. Enter alone: no guess.")
         guesses = ask_all(questions, guesses)
+    elif not any(guesses.values()):
+        print("Without a terminal nothing is asked: an option takes each guess (`--help`).")
     document = measure(benchmark, size_set, args.model)
     if document is None:
         return 1

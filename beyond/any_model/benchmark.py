@@ -95,12 +95,12 @@ def measure_experts(settings: Settings, sizes: dict) -> Figures:
 def draw(document: dict, png: Path) -> None:
     sizes = document["sizes"]
     times = document["headline"]["ratio"]["median"]
-    message = f"Alone, a request gets {times:.1f} times the tokens a second from the course's model"
+    message = f"The course's model gives a single request {times:.1f} times the tokens per second"
     remark = "Left: stage 06. Right: random weights, without attention; the mixture reads as many weights of MLPs for a"
     remark += " token, and has 8 times as many."
     panels = (
         ("load", "tokens_per_second", IMPLS, sizes["clients"], "requests at once", "output tokens per second"),
-        ("experts", "milliseconds", KINDS, sizes["tokens"], "tokens in a pass", "milliseconds a pass"),
+        ("experts", "milliseconds", KINDS, sizes["tokens"], "tokens in a pass", "milliseconds per pass"),
     )
     with plots.page(png, document, message, columns=2, remark=remark) as places:
         for panel, (side, figure, labels, groups, x_label, y_label) in zip(places, panels, strict=True):
@@ -144,7 +144,7 @@ BENCHMARK = Benchmark(
     seconds={"full": 130, "quick": 90},
     report=report,
     claims={
-        "Alone, a request gets about three to four times the tokens a second from the course's model": (
+        "Alone, a request gets about three to four times the tokens per second from `common/model.py`": (
             lambda document: 2.8 <= document["headline"]["ratio"]["median"] <= 4.5
         ),
         "The mixture takes little longer than the MLP for one token, and several times as long for a batch": (

@@ -1,4 +1,4 @@
-"""What do masks cost? The same 32 requests in stage 06, with a grammar and without, in tokens a second.
+"""What do masks cost? The same 32 requests in stage 06, with a grammar and without, in tokens per second.
 
 Method. Every request gives exactly the same number of tokens at temperature 1: without a grammar because it ignores the
 end of a text, with one because the schema wants a longer answer. Both take turns in one process.
@@ -59,7 +59,7 @@ def measure(settings: Settings, sizes: dict) -> Figures:
 def draw(document: dict, png: Path) -> None:
     free, masked = (document["sides"][STAGE][f"{kind}_tokens_per_second"] for kind in ("free", "masked"))
     share = 100 * document["headline"]["ratio"]["median"]  # of what took turns, so that both met the same machine
-    message = f"Answers that obey a JSON schema come at {share:.0f} percent of the rate"
+    message = f"With a JSON schema, throughput is {share:.0f} percent of that without"
     remark = f"Stage 06, {document['sizes']['clients']} requests at once at temperature 1."
     with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):
         plots.bars(panel, ["06", "06"], [free, masked], ["free text", "a JSON schema"])

@@ -32,7 +32,7 @@ def show_arrival(loaded: Loaded, script: Script) -> list[Request]:
     filler = loaded.tokenizer("Passage: " + "The weather is mild. A cat sleeps on the wall. " * 60)["input_ids"]
     heading(
         f"{len(HEROES)} requests decode, and a prompt of {len(filler)} tokens arrives",
-        "the red dots. While the prompt is computed, a request that shares its worker gets no token.",
+        "the dots. While the prompt is computed, a request that shares its worker gets no token.",
     )
     console.print("  [green]█[/green] a token   [red]·[/red] no token   [yellow]▓[/yellow] the prompt is computed")
     with console.status("one worker does everything"):

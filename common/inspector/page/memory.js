@@ -63,8 +63,9 @@ export function newest(store, time, speed) {
 }
 
 function preemption(store, step) {
-  const held = (number) => store.at(step.s - 1e-4)?.memory.pages.get(number)?.length ?? 0;
-  const each = step.preempted.map((number) => `${store.request(number).letter} (${held(number)} pages)`);
+  const held = (number) => store.at(step.s - 1e-4)?.memory.pages.get(number)?.length;
+  const pages = (number) => (held(number) ? ` (${held(number)} pages)` : ""); // not seen between two looks: no figure
+  const each = step.preempted.map((number) => store.request(number).letter + pages(number));
   const [were, its, runs] = each.length > 1 ? ["were", "they give their", "run"] : ["was", "it gives its", "runs"];
   const who = `The youngest, ${each.join(" and ")}, ${were} preempted`;
   return `Step ${count(step.i)}: no page was free. ${who}: ${its} pages back and ${runs} again later.`;

@@ -63,4 +63,4 @@ def draw_stairs(axes, panel: Panel, columns: list[Column]) -> None:
             axes.vlines(place, figure["min"], figure["max"], column.tint, linewidth=1.2)
     plots.logarithmic(axes, "y", (1, 2, 5))
     axes.margins(y=0.15)
-    axes.set_xticks(range(len(panel.rows)), [name[:2].lstrip("0") for name, _ in panel.rows])
+    axes.set_xticks(range(len(panel.rows)), [name[:2] for name, _ in panel.rows])

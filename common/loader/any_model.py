@@ -1,4 +1,4 @@
-"""Run a decoder of the transformers library behind the course's seam, `hidden = model(token_ids, positions, attend)`.
+"""Run a decoder of the transformers library behind the course's call, `hidden = model(token_ids, positions, attend)`.
 
 The library calls attention by name. So this module registers a function of its own under a name, which hands q, k and v
 to `attend`, and the library's model becomes one more model of the course: it gets the ragged batch as one sequence with

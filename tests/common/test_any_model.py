@@ -1,4 +1,4 @@
-"""Decoders of the transformers library behind the course's seam: small random ones, against its own `generate`.
+"""Decoders of the transformers library behind the course's one call: small random ones, against its own `generate`.
 
 Their weights are wide, so that answers vary and depend on every operation.
 """

@@ -342,7 +342,7 @@ def test_more_tokens_in_fewer_steps(stage):
     second_hint="learn multiplies what was seen before by `forget`. rate mixes in the average.",
 )
 def test_as_many_as_pay(stage):
-    """Each request gets the number of draft tokens with the most tokens a second, given its acceptance rate."""
+    """Each request gets the number of draft tokens with the most tokens per second, given its acceptance rate."""
     module = stage.adaptive_speculation
     acceptance = module.Acceptance()
     acceptance.learn(3, 2)

@@ -301,6 +301,8 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         chosen, rest = [pick_stage(rest[0], root)], rest[1:]
     elif verb.stages == "STAGE":
         sys.exit(f"`{command}` needs a stage: one of {list_names(stages)}.")
+    if verb.parser and rest[:1] and rest[0] in HELP and command != "bench":  # a stage's benchmark says it itself
+        print("usage: python3 course.py", command, arguments[1], "[options]", end="\n\n", flush=True)
     return verb.run(chosen, rest, root)
 
 

@@ -1,8 +1,8 @@
 """Products that read weights in blocks (packed.py) as fast as memory delivers.
 
-A unit of work is 32 outputs of some rows, or 64 of up to four. It walks over the inputs and holds its sums in registers: nothing is added
-across a register, and a row's sums have the same order whatever other rows there are. Written in LLVM's own terms,
-since numba does not keep an array in registers.
+A unit of work is 32 outputs of some rows, or both of a block of 64. It walks over the inputs and holds its sums in
+registers: nothing is added across a register, and a row's sums have the same order whatever other rows there are.
+Written in LLVM's own terms, since numba does not keep an array in registers.
 """
 
 from collections.abc import Callable

@@ -7,6 +7,6 @@ import os
 # outlast the gaps of a step. It is read when torch is loaded, and child processes inherit it.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 
-# Large tensors lie in pages of 2 MB where Linux gives them to programs that ask: a step reads all weights, and with 4 KB
-# a page its table, too. It is read before the first tensor is made.
+# Large tensors lie in pages of 2 MB where Linux gives them to programs that ask: a step reads all weights, and with
+# pages of 4 KB their table, too. It is read before the first tensor is made.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

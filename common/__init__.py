@@ -6,3 +6,7 @@ import os
 # on cores that another program could use, and does use while they wait for each other. This many turns, about 0.1 ms,
 # outlast the gaps of a step. It is read when torch is loaded, and child processes inherit it.
 os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+
+# Large tensors lie in pages of 2 MB where Linux gives them to programs that ask: a step reads all weights, and with
+# pages of 4 KB their table, too. It is read before the first tensor is made.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")

@@ -1,12 +1,12 @@
 """Products that read weights in blocks (packed.py) as fast as memory delivers.
 
-A unit of work is 32 outputs of some rows. It walks over the inputs and holds its sums in registers: nothing is added
-across a register, and a row's sums have the same order whatever other rows there are. Written in LLVM's own terms,
-since numba does not keep an array in registers.
+A unit of work is 32 outputs of some rows, or both of a block of 64. It walks over the inputs and holds its sums in
+registers: nothing is added across a register, and a row's sums have the same order whatever other rows there are.
+Written in LLVM's own terms, since numba does not keep an array in registers.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import llvmlite.binding
 import numpy
@@ -25,6 +25,7 @@ UNIT, LANES = 32, 16  # outputs; numbers of a vector, which LLVM splits where re
 AHEAD = 4096
 FEATURES = llvmlite.binding.get_host_cpu_features()
 MOST_ROWS = 8 if FEATURES.get("avx512f") else 2  # whose sums fit into the registers
+MOST_WIDE = MOST_ROWS // 2  # rows for which both units of a block of 64 outputs are computed at once, in memory's order
 # One instruction multiplies two inputs in bfloat16 with their weights, and adds both products to a sum in float32.
 HAS_PAIRS = bool(FEATURES.get("avx512bf16"))
 # Of a weight: inputs of a step, which are four bytes; of 8 and 4 bits (quantized.py), a group's, and of its scales.
@@ -40,14 +41,14 @@ FORM = {types.float32: "float32", types.uint16: "bfloat16", types.int8: "8 bits"
 _functions: list[CFunc] = []  # their code lives as long as they do
 
 
-def multiply(form: str, rows: int):
-    """Return what multiplies `rows` rows with one unit of a weight of this form."""
-    pairs = form == "bfloat16" and HAS_PAIRS
+def multiply(form: str, rows: int, units: int = 1):
+    """Return what multiplies `rows` rows with so many units, side by side, of a weight of this form."""
+    pairs, parts = form == "bfloat16" and HAS_PAIRS, range(0, units * 4 * UNIT, 4 * LANES)
     step, header, each = 1 if pairs else STEP[form], HEADER[form], BYTES_OF_GROUP[form]
 
     @intrinsic
     def kernel(typing_context, weight, line, groups, steps, x, bytes_of_x, sums_of_x, out, bytes_of_out):
-        """out[rows, 32] = x[rows] times the weight, of which a step takes four bytes of each output.
+        """out[rows, 32 * units] = x[rows] times the weight, of which a step takes four bytes of each output.
 
         x: in float32, with pairs in bfloat16. Its groups' sums lie in its rows, sums_of_x bytes after their start.
         """
@@ -55,14 +56,15 @@ def multiply(form: str, rows: int):
         def generate(_, builder, __, arguments):
             weight, line, groups, steps, x, bytes_of_x, sums_of_x, out, bytes_of_out = arguments
             starts = [builder.add(x, builder.mul(bytes_of_x, BYTE(row))) for row in range(rows)]
-            totals, sums = zeros(builder, rows), zeros(builder, rows)
+            totals, sums = zeros(builder, rows, units), zeros(builder, rows, units)
             with cgutils.for_range(builder, groups) as group:
                 start = builder.add(weight, builder.mul(group.index, BYTE(each)))
                 clear(builder, sums)
                 with cgutils.for_range(builder, steps) as loop:
                     at = offset(builder, builder.add(start, builder.mul(loop.index, line)), header)
-                    weights = [floats(builder, offset(builder, at, part), form, pairs) for part in PARTS]
-                    if not header:  # of 64 outputs the other unit's half, too: memory is fastest in order
+                    weights = [floats(builder, offset(builder, at, part), form, pairs) for part in parts]
+                    if not header and units == 1:
+                        # Of 64 outputs the other half, too: memory is fastest in order.
                         other = builder.add(at, builder.sub(line, BYTE(4 * UNIT)))
                         for part in PARTS:
                             fetch(builder, offset(builder, other, AHEAD + part))
@@ -75,7 +77,7 @@ def multiply(form: str, rows: int):
                                 (add_pairs if pairs else add)(builder, total, vectors[i], factor)
                 for begin, row, addends in zip(starts, totals, sums, strict=True):
                     place = builder.add(builder.add(begin, sums_of_x), builder.mul(group.index, BYTE(4)))
-                    for part, total, addend in zip(PARTS, row, addends, strict=True):
+                    for part, total, addend in zip(parts, row, addends, strict=True):
                         numbers = offset(builder, start, part // 2)
                         if header:
                             add(builder, total, builder.load(addend), halves(builder, numbers))
@@ -86,7 +88,7 @@ def multiply(form: str, rows: int):
                             add(builder, total, minimum, everywhere(builder, place))
             for row, line in enumerate(totals):
                 at = builder.add(out, builder.mul(bytes_of_out, BYTE(row)))
-                for part, total in zip(PARTS, line, strict=True):
+                for part, total in zip(parts, line, strict=True):
                     store(builder, builder.load(total), offset(builder, at, part))
 
         return types.void(*[types.int64] * 9), generate
@@ -94,9 +96,9 @@ def multiply(form: str, rows: int):
     return kernel
 
 
-def zeros(builder, rows: int) -> list:
-    """Return variables for the sums of a unit, vectors."""
-    sums = [[cgutils.alloca_once(builder, FLOATS) for _ in PARTS] for _ in range(rows)]
+def zeros(builder, rows: int, units: int = 1) -> list:
+    """Return variables for the sums of so many units, vectors."""
+    sums = [[cgutils.alloca_once(builder, FLOATS) for _ in range(units * len(PARTS))] for _ in range(rows)]
     clear(builder, sums)
     return sums
 
@@ -243,20 +245,22 @@ def behind_sums(groups):
 
 
 @njit(error_model="numpy")
-def product(x, ins, place, unit, sums):
-    """sums[rows, 32 * unit :] = x[rows, ins] times 32 outputs of a weight. x: as `factors` has it (numba_kernels.py).
-    place: with the address of a `multiplier`."""
-    sums_at = sums.ctypes.data + 128 * unit
-    call(place[3], place.ctypes.data, x.ctypes.data, x.strides[0], len(x), ins, unit, sums_at, sums.strides[0])
+def product(x, ins, place, units, sums):
+    """sums[rows, 32 * first : 32 * last] = x[rows, ins] times these units of a weight. x: as `factors` has it
+    (numba_kernels.py). place: with the address of a `multiplier`. units: the first, and the first behind them."""
+    at = sums.ctypes.data, sums.strides[0]
+    call(place.ctypes.data, x.ctypes.data, x.strides[0], len(x), ins, units[0], units[1], at[0], at[1])
 
 
 @intrinsic
-def call(typing_context, function, place_at, x_at, bytes_of_x, rows, ins, unit, out_at, bytes_of_out):
-    """Call the function at this address. So it is compiled once, and only if there are such weights."""
+def call(typing_context, place_at, x_at, bytes_of_x, rows, ins, first, last, out_at, bytes_of_out):
+    """Call the function whose address is a place's fourth number. So it is compiled once, and only if there are such
+    weights."""
 
     def generate(_, builder, __, arguments):
-        kind = ir.FunctionType(ir.VoidType(), [BYTE] * 8)
-        builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+        kind = ir.FunctionType(ir.VoidType(), [BYTE] * 9)
+        function = load(builder, offset(builder, arguments[0], 24), BYTE)
+        builder.call(builder.inttoptr(function, kind.as_pointer()), arguments)
 
     return types.void(*[types.int64] * 9), generate
 
@@ -269,33 +273,42 @@ def multiplier(form: str, multiply_rows: Callable[..., None]) -> int:
     """
     number = NUMBER[form]
 
-    def multiply_unit(place_at, x_at, bytes_of_x, rows, ins, unit, out_at, bytes_of_out):
-        multiply_rows(array(place_at, 3, numpy.int64), x_at, bytes_of_x, rows, ins, unit, out_at, bytes_of_out, number)
+    def multiply_units(place_at, x_at, bytes_of_x, rows, ins, first, last, out_at, bytes_of_out):
+        place, unit = array(place_at, 3, numpy.int64), first
+        while unit < last:
+            both = rows <= MOST_WIDE and place[2] == 256 and unit % 2 == 0 and unit + 1 < last
+            multiply_rows(place, x_at, bytes_of_x, rows, ins, unit, both, out_at + 128 * unit, bytes_of_out, number)
+            unit += 1 + both
 
-    arguments = types.void(*[types.int64] * 8).args, types.void
-    function = CFunc(multiply_unit, arguments, {}, {"error_model": "numpy"})
-    with kept(function, multiply_unit):
+    arguments = types.void(*[types.int64] * 9).args, types.void
+    function = CFunc(multiply_units, arguments, {}, {"error_model": "numpy"})
+    with kept(function, multiply_units):
         function.compile()
     _functions.append(function)
     return function.address
 
 
-def multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
-    """out[rows, 32] = x[rows, ins] times a unit of a weight whose form is that of `number`."""
+def multiply_rows(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
+    """out[rows, 32] = x[rows, ins] times a unit of a weight whose form is that of `number`; both: out[rows, 64], with
+    the unit behind it, which lies in the same block."""
 
 
 @overload(multiply_rows, jit_options={"error_model": "numpy"})
-def _multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+def _multiply_rows(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
     form = FORM[number]
     step, quantized, multiply_some = STEP[form], HEADER[form] > 0, in_parts(multiply, form, MOST_ROWS)
+    multiply_both = multiply_some if quantized else in_parts(partial(multiply, units=2), form, MOST_WIDE)
     pairs = int(form == "bfloat16" and HAS_PAIRS)
 
-    def multiply_rows(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+    def multiply_rows(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
         start, line, groups = unit * 128, place[2], (ins + 31) // 32
         weight, behind = place[0] + start // line * place[1] + start % line, groups * 128
         x += pairs * behind_sums(groups)
         groups, steps = (groups, 32 // step) if quantized else (1, (ins + step - 1) // step)
-        multiply_some(weight, line, groups, steps, x, bytes_of_x, behind, rows, out, bytes_of_out)
+        if both:
+            multiply_both(weight, line, groups, steps, x, bytes_of_x, behind, rows, out, bytes_of_out)
+        else:
+            multiply_some(weight, line, groups, steps, x, bytes_of_x, behind, rows, out, bytes_of_out)
 
     return multiply_rows
 

@@ -159,15 +159,15 @@ def unsigned(builder, words, form: str, turn: int):
     return builder.and_(builder.lshr(words, every(4 * turn)), every(0x0F0F0F0F))
 
 
-def multiply_codes(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+def multiply_codes(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
     """As `multiply_rows` (blocks.py), with rows in 8 bits."""
 
 
 @overload(multiply_codes, jit_options={"error_model": "numpy"})
-def _multiply_codes(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+def _multiply_codes(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
     multiply_some = in_parts(multiply, FORM[number], 8)
 
-    def multiply_codes(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+    def multiply_codes(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
         groups = (ins + 31) // 32
         weight, behind = place[0] + unit * place[1], behind_sums(groups) + 64 * groups
         multiply_some(weight, 0, groups, 0, x, bytes_of_x, behind, rows, out, bytes_of_out)

@@ -19,7 +19,7 @@ from ..model import Attend, Block, Transformer
 from .blocks import HEADER, multiplier, multiply_rows
 from .codes import HAS_CODES, multiply_codes
 from .numba_basics import address
-from .numba_kernels import compiled
+from .numba_kernels import THREADS, compiled
 from .packed import Blocks, PackedLinear, padded
 from .quantized import QuantizedLinear
 from .rotation import heads_of
@@ -65,7 +65,7 @@ class FewTokens:
         out = torch.empty(rows, self.count, self.head_dim, dtype=residual.dtype)
         self.kernels.heads(
             address(x), residual.data_ptr(), *self.first_at, out.data_ptr(), rows, size, self.eps,
-            positions.data_ptr(), cos.data_ptr(), sin.data_ptr(), *self.heads_at,
+            positions.data_ptr(), cos.data_ptr(), sin.data_ptr(), *self.heads_at, THREADS.count,
         )  # fmt: skip
         return out.split_with_sizes(self.heads, 1)
 
@@ -73,7 +73,7 @@ class FewTokens:
         """Add the output of `attended[N, H, D]` to the residual, in place; return the MLP's, `[N, hidden_size]`."""
         (rows, size), out, attended = residual.shape, torch.empty_like(residual), attended.contiguous()
         at = attended.data_ptr(), residual.data_ptr(), *self.second_at, out.data_ptr()
-        self.kernels.output_mlp(*at, rows, self.heads_size, size, self.inner, self.eps)
+        self.kernels.output_mlp(*at, rows, self.heads_size, size, self.inner, self.eps, THREADS.count)
         return out
 
 
@@ -88,7 +88,7 @@ class FewScores:
         """Return the logits of `hidden[N, hidden_size]`, `[N, V]`; in float32 also for bfloat16."""
         rows, size = hidden.shape
         hidden, out = hidden.contiguous(), torch.empty(rows, -(-self.outs // 32) * 32)
-        self.scores(hidden.data_ptr(), self.at, out.data_ptr(), rows, size, self.outs)
+        self.scores(hidden.data_ptr(), self.at, out.data_ptr(), rows, size, self.outs, THREADS.count)
         return out[:, : self.outs].contiguous()
 
 

@@ -31,6 +31,7 @@ class TorchThreads:
 
     def __init__(self):
         self.free, self.most, self.set = FreeCores(), 0, 0
+        self.count = 1  # of the step that runs: its products are cut into as many shares
 
     def adapt(self) -> None:
         """Call this once a step, on the thread that computes."""
@@ -41,13 +42,15 @@ class TorchThreads:
             self.set = count
 
 
-def use_threads(numbers: int) -> None:
+def use_threads(numbers: int) -> int:
     """Let the calling thread's kernels use as many threads as torch does, or one where waking the others would take
-    longer than the work. numbers: about how many each kernel computes.
+    longer than the work; return how many. numbers: about how many each kernel computes.
 
     numba keeps this for each thread: what one thread sets says nothing to the engine's, whose default is all cores.
     """
-    numba.set_num_threads(min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS) if numbers >= FEW_NUMBERS else 1)
+    count = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS) if numbers >= FEW_NUMBERS else 1
+    numba.set_num_threads(count)
+    return count
 
 
 def launch_threads() -> None:

@@ -129,11 +129,17 @@ def gate_row(gate, up, out):
     out[len(gate) :] = 0
 
 
+@njit
+def share(units, thread, threads):
+    """Return the first unit of a thread and the first that is not its own."""
+    return units * thread // threads, units * (thread + 1) // threads
+
+
 @njit(fastmath=FAST, error_model="numpy")
-def outputs(x, ins, place, bias, unit, sums, out, biased):
-    """out[rows, 32 * unit :] = x times 32 outputs of a weight, plus the bias if there is one."""
-    product(x, ins, place, unit, sums)
-    first, last = 32 * unit, min(32 * unit + 32, out.shape[1])
+def outputs(x, ins, place, bias, units, sums, out, biased):
+    """out[rows, 32 * first : 32 * last] = x times units of a weight, plus the bias if there is one."""
+    product(x, ins, place, units, sums)
+    first, last = 32 * units[0], min(32 * units[1], out.shape[1])
     for row in range(len(x)):
         result, total, addend = out[row, first:last], sums[row, first:last], bias[first:last]
         for i in range(len(result)):
@@ -168,10 +174,10 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
         for row in prange(rows):
             silu_mul_row(gate_up[row, :size], gate_up[row, size:], out[row])
 
-    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, f4, i8, i8, i8, i8, i8, f4, i8, i8, i8)")
+    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, f4, i8, i8, i8, i8, i8, f4, i8, i8, i8, i8)")
     def heads(
         x_at, residual_at, norm_at, weight_at, bias_at, out_at, rows, size, eps,
-        positions_at, cos_at, sin_at, q_weight_at, k_weight_at, head_eps, H, H_kv, D,
+        positions_at, cos_at, sin_at, q_weight_at, k_weight_at, head_eps, H, H_kv, D, threads,
     ):  # fmt: skip
         """out[rows, H + 2 * H_kv, D] = the norm of residual += x [rows, size], times a weight, with q and k
         normed and rotated; 0: no x, no bias, no norm of heads."""
@@ -184,16 +190,17 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
             if x_at:
                 add_row(x[row], residual[row])
             norm_row_wide(residual[row], norm, inputs[row], eps, place[4] >= rows)
-        for unit in prange(units):
-            outputs(inputs, size, place, bias, unit, sums, out, bias_at)
+        for thread in prange(threads):
+            outputs(inputs, size, place, bias, share(units, thread, threads), sums, out, bias_at)
         qkv, positions = array(out_at, (rows, H + 2 * H_kv, D), number), array(positions_at, rows, numpy.int64)
         for row in prange(rows):
             rotate_token(qkv[row], positions[row], cos_at, sin_at, q_weight_at, k_weight_at, head_eps, H, H_kv, number)
 
-    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, f4)")
+    @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, f4, i8)")
     def output_mlp(
-        x_at, residual_at, output_at, bias_at, norm_at, gate_up_at, down_at, out_at, rows, wide, size, inner, eps
-    ):
+        x_at, residual_at, output_at, bias_at, norm_at, gate_up_at, down_at, out_at, rows, wide, size, inner, eps,
+        threads,
+    ):  # fmt: skip
         """residual[rows, size] += x[rows, wide] times the weight `output`; out = the MLP of its norm."""
         x, residual = array(x_at, (rows, wide), number), array(residual_at, (rows, size), number)
         norm, out = array(norm_at, size, number), array(out_at, (rows, size), number)
@@ -203,14 +210,14 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
         output, down = array(output_at, 5, numpy.int64), array(down_at, 5, numpy.int64)
         for row in prange(rows):
             widen_row(x[row], inputs[row], output[4] >= rows)
-        for unit in prange(units):
-            outputs(inputs, wide, output, bias, unit, sums, out, bias_at)
+        for thread in prange(threads):
+            outputs(inputs, wide, output, bias, share(units, thread, threads), sums, out, bias_at)
         normed, place = factors(rows, size), array(gate_up_at, 5, numpy.int64)
         for row in prange(rows):
             add_row(out[row], residual[row])
             norm_row_wide(residual[row], norm, normed[row], eps, place[4] >= rows)
-        for unit in prange(units_inner):
-            product(normed, size, place, unit, gate_up)
+        for thread in prange(threads):
+            product(normed, size, place, share(units_inner, thread, threads), gate_up)
         gated, groups = factors(rows, inner), (inner + 31) // 32
         for group in prange(groups):
             first, last = 32 * group, min(32 * group + 32, inner)
@@ -218,19 +225,19 @@ def compiled(dtype: torch.dtype) -> SimpleNamespace:
                 gate, up = gate_up[row, first:last], gate_up[row, inner + first : inner + last]
                 gate_row(gate, up, gated[row, first : first + 32])
                 finish_group(gated[row], group, groups, down[4] >= rows)
-        for unit in prange(units):
-            outputs(gated, inner, down, bias, unit, sums, out, 0)
+        for thread in prange(threads):
+            outputs(gated, inner, down, bias, share(units, thread, threads), sums, out, 0)
 
-    @kernel("void(i8, i8, i8, i8, i8, i8)")
-    def scores(x_at, weight_at, out_at, rows, size, outs):
+    @kernel("void(i8, i8, i8, i8, i8, i8, i8)")
+    def scores(x_at, weight_at, out_at, rows, size, outs, threads):
         """out[rows, 32 * units of outs], float32, = x[rows, size] times weight[outs, size]."""
         units = (outs + 31) // 32
         x, place = array(x_at, (rows, size), number), array(weight_at, 5, numpy.int64)
         inputs, out = factors(rows, size), array(out_at, (rows, 32 * units), f4)
         for row in prange(rows):
             widen_row(x[row], inputs[row], place[4] >= rows)
-        for unit in prange(units):
-            product(inputs, size, place, unit, out)
+        for thread in prange(threads):
+            product(inputs, size, place, share(units, thread, threads), out)
 
     @kernel("void(i8, i8, i8, i8, i8)")
     def unpacked(bits, place_at, to_at, ins, outs):
@@ -253,7 +260,7 @@ def on_device(residual: Tensor, few: bool) -> AbstractContextManager:
     """Choose how many threads this step uses. few: its products are in the kernels (few_tokens.py)."""
     THREADS.adapt()
     rows, size = residual.shape
-    use_threads(size * size if few else rows * size)
+    THREADS.count = use_threads(size * size if few else rows * size)
     return nullcontext()
 
 

@@ -127,18 +127,18 @@ def multiply(form: str, halves: int):
     return kernel
 
 
-def multiply_tiles(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+def multiply_tiles(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
     """As `multiply_rows`; x has its numbers in bfloat16, too."""
 
 
 @overload(multiply_tiles, jit_options={"error_model": "numpy"})
-def _multiply_tiles(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+def _multiply_tiles(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
     one, two = (multiply(FORM[number], halves) for halves in (1, 2))
     few, least = (multiply_codes, LEAST_QUANTIZED) if HAS_CODES and HEADER[FORM[number]] else (multiply_rows, LEAST)
 
-    def multiply_tiles(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number):
+    def multiply_tiles(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
         if rows < least:
-            return few(place, x, bytes_of_x, rows, ins, unit, out, bytes_of_out, number)
+            return few(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number)
         start, line, groups = unit * 128, place[2], ins // 32
         weight = place[0] + start // line * place[1] + start % line
         x += behind_sums(groups)

@@ -185,6 +185,12 @@ def loaded(request, kv_int8) -> Loaded:
 
 
 @pytest.fixture(scope="session")
+def draft() -> Loaded:
+    """The small model that drafts for the bundled one: a form is kept whatever the model is like."""
+    return load_model("draft", device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
 def expect(loaded) -> Callable[..., Request]:
     """A function that answers with stage 02's engine, for tests of servers: expect(prompt, **params) -> request."""
     engine = load_engine("02")(loaded)

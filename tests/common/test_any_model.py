@@ -12,7 +12,6 @@ from safetensors.torch import load_file, save_file
 
 from common.learn.milestones.stage_under_test import causal_attention
 from common.loader import CHECKPOINTS, load_model
-from common.loader.shard import Shard
 from common.model import Transformer
 from common.reference import Reference
 from common.sampling import SamplingParams
@@ -107,11 +106,3 @@ def test_a_tensor_that_is_missing_or_too_much_is_an_error(checkpoint):
         save_file(wrong, folder / "model.safetensors", {"format": "pt"})
         with pytest.raises(ValueError, match=says):
             load_model(folder, device="cpu")
-
-
-def test_random_weights_are_the_same_each_time_and_are_not_split(tmp_path):
-    config_of("Phi3").save_pretrained(tmp_path)
-    first, second = (load_model(tmp_path, device="cpu", load_format="dummy").model.state_dict() for _ in range(2))
-    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
-    with pytest.raises(ValueError, match="use one rank"):
-        load_model(tmp_path, device="cpu", load_format="none", shard=Shard(0, 2))

@@ -43,15 +43,13 @@ def test_the_first_token_that_differs_is_named_but_for_near_ties(ours, dtype, ga
     assert says in capsys.readouterr().out
 
 
-DEMOS = {
-    "04": ("show_batches", "show_long_prompt"),
-    "06": ("show_shared_text", "show_conversation"),
-    "07": ("compare",),
-    "08": ("arrive",),
-}
-
-
-@pytest.mark.parametrize(("stage", "name"), [(stage, name) for stage, names in DEMOS.items() for name in names])
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    [
+        ("04", "show_batches"), ("04", "show_long_prompt"), ("06", "show_shared_text"), ("06", "show_conversation"),
+        ("07", "compare"), ("08", "arrive"),
+    ],
+)  # fmt: skip
 def test_engines_of_a_demo_fit_beside_the_one_that_has_taken_a_gpus_memory(stage, name, loaded, monkeypatch):
     """Of a context as real checkpoints have it, but K and V of 147,456 bytes a token, as of Qwen3-8B."""
     long, taken = replace(loaded, config=replace(loaded.config, context_length=40_960)), []

@@ -123,13 +123,6 @@ def test_a_character_begun_in_the_prompt_costs_no_later_text(cut):
     assert "".join(said(SENTENCEPIECE, word + turtle[:cut], turtle[cut:] + word + turtle)) == " the🐢"
 
 
-def test_broken_bytes_are_held_back_for_a_limited_number_of_tokens():
-    [broken] = [i for i in range(len(BYTE_LEVEL)) if BYTE_LEVEL.convert_ids_to_tokens(i) == "¢"]  # the byte 0xa2
-    pieces = said(BYTE_LEVEL, [broken], [broken] * 5 * MAX_INCOMPLETE_TOKENS)
-    assert "".join(pieces) == REPLACEMENT * 5 * MAX_INCOMPLETE_TOKENS
-    assert max(map(len, pieces)) <= MAX_INCOMPLETE_TOKENS
-
-
 class Counted(IncrementalDetokenizer):
     """It counts the tokens that it decodes."""
 

@@ -53,10 +53,6 @@ each_kernel = pytest.mark.parametrize(
         *(pytest.param("triton", "cuda", dtype, marks=[needs_triton, pytest.mark.gpu]) for dtype in DTYPES),
     ],
 )
-normed_or_not = pytest.mark.parametrize("normed", [True, False], ids=["normed", "plain"])
-shapes_of_heads = pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(4, 2, 64), (1, 1, 80), (7, 7, 96), (7, 7, 6), (16, 8, 128)]
-)
 
 
 def module_of(kernels: str):
@@ -112,27 +108,24 @@ def test_silu_mul(kernels, device, dtype, shape):
         assert_right(kernels, out, F.silu(gate) * up, atol=1e-20)
 
 
-def rotation_case(kernels, device, dtype, normed, heads, kv_heads, head_dim):
+def rotation_case(kernels, device, dtype, heads, kv_heads, head_dim):
     """Return a rotation, the product qkv of five tokens, and what the model's operations make of it in float64."""
-    config = replace(SMALL, num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, context_length=40)
-    cos, sin = (table.to(device) for table in rope_table(config))
     qkv = numbers("normal", 5, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
+    weights = [numbers("normal", head_dim, dtype=dtype, device=device) for _ in "qk"]
+    cos, sin = (table.to(device) for table in rope_table(replace(SMALL, head_dim=head_dim)))
     positions = torch.tensor([39, 0, 7, 7, 23], device=device)
-    weights = [numbers("normal", head_dim, dtype=dtype, device=device) if normed else None for _ in range(2)]
     q, k, v = qkv.double().view(5, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
+    q, k = (F.rms_norm(x, (head_dim,), weight.double(), 1e-2) for x, weight in zip((q, k), weights, strict=True))
     c, s = (table[positions].unsqueeze(1).double() for table in (cos, sin))
-    if normed:
-        q, k = (F.rms_norm(x, (head_dim,), weight.double(), 1e-2) for x, weight in zip((q, k), weights, strict=True))
     rotation = module_of(kernels).Rotation(positions, cos, sin, *weights, 1e-2, heads, kv_heads)
     return rotation, qkv, [rotate(q, c, s), rotate(k, c, s), v]
 
 
 @each_kernel
-@normed_or_not
-@shapes_of_heads
-def test_norm_rotate(kernels, device, dtype, normed, heads, kv_heads, head_dim):
-    rotation, qkv, expected = rotation_case(kernels, device, dtype, normed, heads, kv_heads, head_dim)
-    for ours, exact in zip(rotation.heads(qkv.clone()), expected, strict=True):
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (1, 1, 80), (7, 7, 6)])
+def test_norm_rotate(kernels, device, dtype, heads, kv_heads, head_dim):
+    rotation, qkv, expected = rotation_case(kernels, device, dtype, heads, kv_heads, head_dim)
+    for ours, exact in zip(rotation.heads(qkv), expected, strict=True):
         assert_right(kernels, ours, exact, atol=1e-5)
         assert ours.dtype == dtype
         assert ours.stride()[1:] == (head_dim, 1), "attention takes heads and dimensions as contiguous"
@@ -145,7 +138,7 @@ def test_norm_rotate(kernels, device, dtype, normed, heads, kv_heads, head_dim):
 def test_the_launch_that_rotates_writes_pages_too(device, dtype, heads, kv_heads, head_dim):
     from common.attention.triton_backend import TritonAttention
 
-    rotation, qkv, expected = rotation_case("triton", device, dtype, True, heads, kv_heads, head_dim)
+    rotation, qkv, expected = rotation_case("triton", device, dtype, heads, kv_heads, head_dim)
     pools = torch.full((2, 3, 4, kv_heads, head_dim), 7.0, dtype=dtype, device=device)
     slots = torch.tensor([11, 0, 6, 3, 1], device=device)
     for factor in (1, 2):
@@ -155,8 +148,8 @@ def test_the_launch_that_rotates_writes_pages_too(device, dtype, heads, kv_heads
         TritonAttention(dtype).write(k, v, *pools, slots)
         for ours, exact in zip((q, k / factor, v), expected, strict=True):
             assert_right("triton", ours, exact)
-        for pool, exact in zip(pools.flatten(1, 2), (expected[1] * factor, expected[2]), strict=True):
-            assert_right("triton", pool[slots], exact)
+        for pool, written in zip(pools.flatten(1, 2), (k, v), strict=True):
+            assert torch.equal(pool[slots], written)
             pool[slots] = 7
         assert (pools == 7).all(), "a slot of another token was written"
 
@@ -164,35 +157,22 @@ def test_the_launch_that_rotates_writes_pages_too(device, dtype, heads, kv_heads
 # ---- Products ----
 
 
-@pytest.mark.parametrize("bits", [None, 8, 4])
-@pytest.mark.parametrize("rows", [0, 1, 5, 65])
+@pytest.mark.parametrize("bits", [8, 4])
 @cpu_dtypes
 @torch.inference_mode()
-def test_products_of_packed_and_of_quantised_weights(dtype, rows, bits):
+def test_codes_are_near_the_weights_and_unpacked_to_the_last_bit(dtype, bits):
     """Rounding moves a weight by little more than half a step, where float16 holds the scale well. What is unpacked for
-    many rows, and perhaps kept, is what codes stand for, to the last bit."""
-    scales = torch.logspace(-1.5, 2, 97)[:, None]
-    linear = nn.Linear(688, 97, dtype=dtype)
-    linear.weight.mul_(scales)
-    model, weight = nn.Sequential(linear), linear.weight.float()
-    if bits:
-        codes = Codes.of(weight, bits)
-        model[0] = layer = QuantizedLinear(QuantizedWeight(codes, 688, dtype), None)
-        rounded = layer.quantized.rows(torch.arange(97))
-        steps = codes.scales.float().repeat_interleave(32, 1)[:, :688]
-        assert ((rounded - weight).abs() <= 0.6 * steps + weight.abs() / 1000 + 1e-7).all()
-        weight = rounded.to(dtype)
-        prepare_unpacking(model, dtype, numba_kernels.compiled(dtype).unpacked)
-        if layer.scratch:  # oneDNN packs as it unpacks
-            for layer.keeps in (False, True, True):
-                assert torch.equal(layer(torch.eye(688, dtype=dtype)).T, weight)
-        layer.bias = linear.bias
-    elif packed.pack_linears(model):
-        assert type(model[0]) is PackedLinear
-    x = torch.randn(rows, 688).to(dtype)
-    exact = F.linear(x.double(), weight.double(), linear.bias.double())
-    actual = model[0](x).double()
-    torch.testing.assert_close(actual / scales.T, exact / scales.T, rtol=torch.finfo(dtype).eps, atol=1e-4)
+    many rows, and perhaps kept, is what codes stand for."""
+    weight = torch.logspace(-1.5, 2, 97)[:, None] * torch.randn(97, 688)
+    codes = Codes.of(weight, bits)
+    layer = QuantizedLinear(QuantizedWeight(codes, 688, dtype), None)
+    rounded = layer.quantized.rows(torch.arange(97))
+    steps = codes.scales.float().repeat_interleave(32, 1)[:, :688]
+    assert ((rounded - weight).abs() <= 0.6 * steps + weight.abs() / 1000 + 1e-7).all()
+    prepare_unpacking(layer, dtype, numba_kernels.compiled(dtype).unpacked)
+    if layer.scratch:  # oneDNN packs as it unpacks
+        for layer.keeps in (False, True, True):
+            assert torch.equal(layer(torch.eye(688, dtype=dtype)).T, rounded.to(dtype))
 
 
 def weight_bytes(model: nn.Module) -> int:
@@ -220,43 +200,53 @@ def test_weights_are_in_memory_once(config, dtype, monkeypatch):
 # ---- The model ----
 
 
+SHAPES = CONFIGS | {"sizes of tiles": replace(SMALL, hidden_size=64, intermediate_size=96)}
+QUANTIZATIONS = ("none", "int8", "int4")
+
+
 @pytest.mark.parametrize(
-    ("kernels", "device", "count", "quantization"),
+    ("kernels", "device", "dtype", "count", "quantization"),
     [
-        *(("numba", "cpu", *case) for case in product((1, 2, 7, FEW, FEW + 1), ("none", "int8", "int4"))),
-        pytest.param("triton", "cpu", 9, "none", marks=[needs_triton, on_cpu]),
-        pytest.param("triton", "cuda", 9, "none", marks=pytest.mark.gpu),
+        *product(["numba"], ["cpu"], [torch.float32], [1, 2, 7, FEW, FEW + 1], QUANTIZATIONS),
+        *product(["numba"], ["cpu"], [torch.bfloat16], [1, 9, 24, 25, 39, 40], QUANTIZATIONS),
+        pytest.param("triton", "cpu", torch.float32, 9, "none", marks=[needs_triton, on_cpu]),
+        pytest.param("triton", "cuda", torch.float32, 9, "none", marks=pytest.mark.gpu),
     ],
 )
-@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("config", SHAPES.values(), ids=SHAPES)
 @torch.inference_mode()
-def test_hidden_states_are_those_of_the_plain_model(config, kernels, device, count, quantization):
-    """Or of a plain model whose weights are what the quantised ones stand for."""
-    plain, step = random_model(config, device), step_of(config, device, count)
-    model = deepcopy(plain)
+def test_hidden_states_are_those_of_the_plain_model(config, kernels, device, dtype, count, quantization):
+    """Or of a plain model in float32 whose weights are what the quantised ones stand for."""
+    model, step = random_model(config, device, dtype), step_of(config, device, count)
+    plain = deepcopy(model).float()
     if quantization != "none":
         quantize(model, quantization)
+        model.blocks[0].attention.output = deepcopy(plain.blocks[0].attention.output).to(dtype)  # forms may be mixed
         for name, parameter in plain.named_parameters():
-            if parameter.ndim == 2:
-                layer = model.get_submodule(name.removesuffix(".weight"))
+            layer = model.get_submodule(name.rpartition(".")[0])
+            if parameter.ndim == 2 and hasattr(layer, "quantized"):
                 parameter.copy_(layer.quantized.rows(torch.arange(len(parameter))))
     fused, expected = fuse(model, kernels), plain(*step, causal_attention)
     assert quantization == "none" or all(fused.few)
-    fused.most_few = FEW if all(fused.few) else 0
+    most_few, near = FEW, {"atol": 2e-5, "rtol": 1e-5}
+    if dtype == torch.bfloat16:
+        most_few, near = 39, {"atol": 0.1, "rtol": 0.02}
+    fused.most_few = most_few if all(fused.few) else 0
     hidden = fused(*step, causal_attention)
-    assert hidden.dtype == expected.dtype and expected.std() > 0.5
-    torch.testing.assert_close(hidden, expected, atol=2e-5, rtol=1e-5)
-    torch.testing.assert_close(fused.logits(hidden), plain.logits(expected), atol=2e-5, rtol=1e-5)
+    assert hidden.dtype == dtype and expected.std() > 0.5
+    if dtype == torch.bfloat16:  # which the library rounds about as often, or 8 bits
+        assert (hidden.float() - expected).std() < (0.03 if quantization == "none" else 0.05)
+    else:
+        torch.testing.assert_close(hidden, expected, **near)
+    torch.testing.assert_close(fused.logits(expected.to(dtype)), plain.logits(expected), **near)
 
 
 @cpu_dtypes
 def test_logits_of_few_tokens_are_float32(dtype):
     model = random_model(SMALL, dtype=dtype)
     hidden, weight = torch.randn(2 * FEW, SMALL.hidden_size).to(dtype)[::2], model.head.weight  # not contiguous
-    scores = fuse(model, "numba").few_scores
+    scores = checked_scores(fuse(model, "numba").head, hidden, weight)
     assert scores(hidden).dtype == torch.float32 and scores(hidden[:0]).shape == (0, SMALL.vocab_size)
-    exact = hidden.double() @ weight.double().T
-    torch.testing.assert_close(scores(hidden).double(), exact, atol=1e-5, rtol=1e-5)
     assert all(
         torch.equal(scores(row), whole) for row, whole in zip(hidden.split(1), scores(hidden).split(1), strict=True)
     )
@@ -274,7 +264,7 @@ def test_tiles_multiply_numbers_in_bfloat16_and_add_in_float32(bits, rows):
     if bits < 16:
         layer = QuantizedLinear(QuantizedWeight(Codes.of(linear.weight, bits), 96, torch.bfloat16), None)
         linear.weight.copy_(layer.quantized.rows(torch.arange(97)))
-    check_scores(layer, torch.randn(rows, 96).bfloat16(), linear.weight)
+    checked_scores(layer, torch.randn(rows, 96).bfloat16(), linear.weight)
 
 
 needs_codes = pytest.mark.skipif(not codes.HAS_CODES, reason="needs a processor with AVX512 VNNI")
@@ -290,7 +280,7 @@ def test_codes_are_multiplied_with_rows_of_8_bits(bits, rows, size):
     hidden = torch.randint(-127, 128, (rows, size))
     hidden[:, ::16] = torch.where(hidden[:, ::16] > 0, 127, -127)  # the largest of each 16: nothing is rounded
     hidden = (hidden * 2.0 ** torch.randint(-9, 0, (rows, 1))).bfloat16()
-    check_scores(QuantizedLinear(weight, None), hidden, weight.rows(torch.arange(97)))
+    checked_scores(QuantizedLinear(weight, None), hidden, weight.rows(torch.arange(97)))
 
 
 @needs_codes
@@ -307,52 +297,18 @@ def test_rows_are_rounded_to_a_127th_of_the_largest_of_16_numbers(bits, most):
     assert 0.45 < off.max() < 0.51
 
 
-def check_scores(layer, hidden, weight):
-    scores = few_tokens.FewScores(layer, torch.bfloat16)
+def checked_scores(layer, hidden, weight) -> few_tokens.FewScores:
+    """Return the layer's kernel, checked to multiply these rows with the weight."""
+    scores = few_tokens.FewScores(layer, hidden.dtype)
     exact = hidden.double() @ weight.double().T
     torch.testing.assert_close(scores(hidden).double(), exact, atol=float(1e-5 + 1e-6 * exact.abs().max()), rtol=1e-5)
     if len(hidden) < tiles.LEAST_QUANTIZED or layer.blocks.form == "bfloat16":
         assert torch.equal(scores(hidden[-8:]), scores(hidden)[-8:])
-
-
-@needs_tiles
-@pytest.mark.parametrize("count", [8, 40])
-@torch.inference_mode()
-def test_hidden_states_of_tiles_are_no_farther_from_exact_ones_than_the_librarys(count):
-    config = replace(SMALL, hidden_size=64, intermediate_size=96)
-    plain, step = random_model(config, dtype=torch.bfloat16), step_of(config, count=count)
-    exact, fused = deepcopy(plain).float()(*step, causal_attention), fuse(plain, "numba")
-    few, library = (farness(fused, most, step, exact) for most in (count, 0))
-    assert 0 < few < 1.2 * library < 0.1
-
-
-@pytest.mark.parametrize("count", [1, 9, 24, 25, 40])
-@pytest.mark.parametrize("inner", [96, 80])  # the second does not fit tiles
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
-@torch.inference_mode()
-def test_hidden_states_of_rows_in_8_bits_are_near_those_of_the_same_weights(quantization, inner, count):
-    config = replace(SMALL, hidden_size=64, intermediate_size=inner)
-    model, step = random_model(config, dtype=torch.bfloat16), step_of(config, count=count)
-    plain = deepcopy(model).float()
-    quantize(model, quantization)
-    model.blocks[0].attention.output = deepcopy(plain.blocks[0].attention.output).bfloat16()  # forms may be mixed
-    for name, parameter in plain.named_parameters():
-        if hasattr(layer := model.get_submodule(name.removesuffix(".weight")), "quantized"):
-            parameter.copy_(layer.quantized.rows(torch.arange(len(parameter))))
-    exact, fused = plain(*step, causal_attention), fuse(model, "numba")
-    assert all(fused.few)
-    assert 0 < farness(fused, count, step, exact) < 0.05
-    scores = fused.logits(exact.bfloat16())
-    torch.testing.assert_close(scores, plain.logits(exact), atol=0.1, rtol=0.02)
+    return scores
 
 
 def test_a_block_of_quantised_weights_is_not_slower_in_bfloat16():
     assert packed.slowness_of_bfloat16(nn.Module(), 4) == 1
-
-
-def farness(fused, most_few, step, exact) -> float:
-    fused.most_few = most_few
-    return float((fused(*step, causal_attention).float() - exact).std())
 
 
 def test_steps_are_filled_up_to_few_numbers_of_rows(monkeypatch):

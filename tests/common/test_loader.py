@@ -21,14 +21,13 @@ from common.errors import InvalidInput
 from common.loader import CHECKPOINTS, check_quantization, load_model, weights
 from common.loader.config import COMPLETE_LLAMA, UNREAD, model_config, read_config, read_eos_token_ids, read_json
 from common.loader.device import choose_device
-from common.loader.shard import Shard
+from common.loader.shard import WHOLE, Shard
 from common.loader.weights import checkpoint_names
 from common.model import Transformer
 from common.stages import ROOT
-from tests.common.test_parallel import tensors_of
 from tests.helpers import helper_file
 from tests.helpers.small_models import LLAMA_FILE as CONFIG
-from tests.helpers.small_models import refusal
+from tests.helpers.small_models import refusal, save_weights
 
 CONFIGS = helper_file("configs.json")
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -55,12 +54,7 @@ def checkpoint(config):
 
     def write(**fields) -> dict[str, torch.Tensor]:
         folder = config(**fields)
-        read = read_config(folder)
-        with torch.device("meta"):
-            parameters = dict(Transformer(read).named_parameters())
-        tensors = {tensor: torch.randn(parameters[name][rows].shape) for name, tensor, rows in checkpoint_names(read)}
-        save_file(tensors, folder / "model.safetensors")
-        return tensors
+        return save_weights(load_model(folder, device="cpu", load_format="dummy", fused=False), folder)
 
     return write
 
@@ -140,10 +134,8 @@ def test_eos_token_ids(generation_config, eos_token_id, expected, config):
     [("TinyLlama-1.1B", 1.10), ("Qwen3-0.6B", 0.60), ("Qwen3-8B", 8.19), ("Qwen2.5-14B", 14.77)],
 )
 def test_bundled_configs_describe_the_models_they_are_named_after(name, billions):
-    config = read_config(CHECKPOINTS / "configs" / name)
     with torch.device("meta"):  # shapes only: the largest would take 59 GB
-        parameters = list(Transformer(config).parameters())
-    assert all(parameter.is_meta for parameter in parameters)
+        parameters = Transformer(read_config(CHECKPOINTS / "configs" / name)).parameters()
     assert round(sum(parameter.numel() for parameter in parameters) / 1e9, 2) == billions
 
 
@@ -152,12 +144,10 @@ def test_bundled_configs_describe_the_models_they_are_named_after(name, billions
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("asked", ["float32", "bfloat16", torch.float16])
-@pytest.mark.parametrize("save", [save_file, save_shards])
-def test_every_tensor_arrives_in_its_rows_and_in_the_type_asked_for(save, stored, asked, checkpoint, tmp_path):
+def test_every_tensor_arrives_in_its_rows_and_in_the_type_asked_for(stored, asked, checkpoint, tmp_path):
     tensors = {name: tensor.to(stored) for name, tensor in checkpoint(attention_bias=True).items()}
     tables = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}  # old checkpoints store them: ignored
-    (tmp_path / "model.safetensors").unlink()
-    save(tensors | tables, tmp_path / "model.safetensors")
+    save_shards(tensors | tables, tmp_path / "model.safetensors")
     loaded = load_model(str(tmp_path), device="cpu", dtype=asked, fused=False)  # else the weights are packed
     parameters = dict(loaded.model.named_parameters())
     names = checkpoint_names(loaded.config)
@@ -186,11 +176,7 @@ def test_tied_embeddings_are_one_parameter_even_if_stored_twice(checkpoint, tmp_
     ("change", "says"),
     [
         ({DOWN: None}, f"no tensor {DOWN}"),
-        ({"lm_head.weight": None}, "no tensor lm_head.weight"),
-        ({"model.layers.0.mlp.router.weight": torch.ones(2)}, "model.layers.0.mlp.router.weight belongs to no"),
-        ({"model.layers.2.mlp.up_proj.weight": torch.ones(80, 64)}, "model.layers.2.mlp.up_proj.weight belongs to no"),
         ({"model.layers.0.self_attn.q_proj.bias": torch.ones(64)}, "model.layers.0.self_attn.q_proj.bias belongs to"),
-        ({DOWN: torch.ones(80, 64)}, f"{DOWN} has shape (80, 64), but config.json makes it (64, 80)"),
         ({DOWN: torch.ones(80)}, f"{DOWN} has shape (80,), but config.json makes it (64, 80)"),  # would broadcast
         ({DOWN: torch.ones(64, 80, dtype=torch.int8)}, f"{DOWN} is torch.int8"),
     ],
@@ -198,8 +184,9 @@ def test_tied_embeddings_are_one_parameter_even_if_stored_twice(checkpoint, tmp_
 def test_tensors_that_are_missing_unexpected_or_of_another_shape_are_named(change, says, checkpoint, tmp_path):
     tensors = checkpoint() | change
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / "model.safetensors")
-    message = refusal(ValueError, tmp_path)
-    assert message.startswith(str(tmp_path)) and says in message
+    for shard in (WHOLE, Shard(0, 2)):  # which has a part of the shape
+        message = refusal(ValueError, tmp_path, shard=shard)
+        assert message.startswith(str(tmp_path)) and says in message
 
 
 @pytest.mark.parametrize(
@@ -210,7 +197,6 @@ def test_tensors_that_are_missing_unexpected_or_of_another_shape_are_named(chang
         ("config.json", b"[]", ValueError, "a JSON list"),
         ("model.safetensors", None, FileNotFoundError, "no such file"),
         ("model.safetensors", 0, ValueError, "not a complete"),
-        ("model.safetensors", 100, ValueError, "not a complete"),  # half a header
         ("model.safetensors", -1000, ValueError, "not a complete"),
     ],
 )
@@ -251,13 +237,15 @@ def test_an_index_wins_over_a_single_file_and_files_without_an_index_are_found(c
     assert "the checkpoint has no tensor" in refusal(ValueError, tmp_path)
 
 
-def test_dummy_weights_need_no_file_and_are_the_same_each_time(config):
-    folder = config(model_type="qwen2")
-    first, second = (load_model(folder, device="cpu", load_format="dummy", fused=False) for _ in range(2))
+@pytest.mark.parametrize("model_impl", ["course", "transformers"])
+def test_dummy_weights_need_no_file_and_are_the_same_each_time(config, model_impl):
+    folder, options = config(model_type="qwen2"), {"load_format": "dummy", "model_impl": model_impl, "fused": False}
+    first, second = (load_model(folder, device="cpu", **options) for _ in range(2))
     assert first.tokenizer is None and first.eos_token_ids == {2}
     for (name, one), (_, other) in zip(first.model.named_parameters(), second.model.named_parameters(), strict=True):
         assert torch.equal(one, other)
-        assert (one == 1).all() if "norm" in name else 0.01 < one.std() < 0.03
+        if model_impl == "course":
+            assert (one == 1).all() if "norm" in name else 0.01 < one.std() < 0.03
 
 
 # ---- What loading costs ----
@@ -313,8 +301,7 @@ def test_a_process_imports_what_it_needs_and_has_the_weights_in_memory_once(tmp_
     complete = read_json(CHECKPOINTS / "target" / "config.json")  # with all fields: transformers need not read it
     write_json(tmp_path / "config.json", complete | large | heads)
     loaded = load_model(tmp_path, device="cpu", dtype="bfloat16", load_format="dummy", fused=False)
-    tensors = {tensor: part.clone() for tensor, part in tensors_of(loaded)}
-    save_file(tensors, tmp_path / "model.safetensors")
+    tensors = save_weights(loaded, tmp_path)
 
     command = [sys.executable, "-c", COST, str(tmp_path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -343,6 +330,7 @@ def test_names_stand_for_bundled_folders():
         loaded = load_model(asked, device="cpu", load_format="none")
         assert (loaded.name, loaded.config.num_layers) == expected
     assert "load_format='dummy'" in refusal(ValueError, "Qwen3-0.6B")
+    assert refusal(FileNotFoundError, "./no/such/folder").startswith("./no/such/folder: ")
 
 
 def test_other_names_are_looked_up_on_the_hub(monkeypatch, checkpoint, tmp_path):
@@ -357,13 +345,6 @@ def test_other_names_are_looked_up_on_the_hub(monkeypatch, checkpoint, tmp_path)
     assert load_model("someone/model", device="cpu").name == "someone/model"
     load_model("someone/large-model", device="cpu", load_format="dummy")
     assert "*.safetensors" in asked["someone/model"] and "*.safetensors" not in asked["someone/large-model"]
-
-
-@pytest.mark.parametrize("name", ["someone/no-such-model", "./no/such/folder", "/no/such/folder"])
-def test_an_unknown_name_is_refused(name, monkeypatch, tmp_path):
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
-    assert refusal(FileNotFoundError, name).startswith(f"{name}: ")
 
 
 # ---- Tokenizer ----
@@ -390,7 +371,6 @@ def test_the_tokenizer_comes_with_the_folder_and_a_damaged_one_is_named(tmp_path
         ((7, 5), (), "device=cuda (a card), dtype=float16 (half the bytes of float32"),
         (None, (), "device=cpu (no CUDA device), dtype=float32 (exact and portable on CPU)"),
         ((9, 0), ("cpu", "bfloat16"), "device=cpu (as asked), dtype=bfloat16 (as asked)"),
-        ((9, 0), (torch.device("cpu"), torch.bfloat16), "device=cpu (as asked), dtype=bfloat16 (as asked)"),
     ],
 )
 def test_device_and_type_are_those_asked_for_or_the_best_here(capability, asked, says, monkeypatch):
@@ -420,7 +400,7 @@ def test_unavailable_devices_and_dtypes_are_refused(options, tmp_path):
         load_model(tmp_path, **options)
 
 
-def test_where_weights_cannot_be_quantised_a_sentence_says_so_before_anything_is_loaded(tmp_path):
+def test_where_weights_cannot_be_quantised_or_split_a_sentence_says_so_before_anything_is_loaded(tmp_path):
     with pytest.raises(InvalidInput, match="int8 is for a CPU and one rank, not for device=cuda"):
         check_quantization("int8", torch.device("cuda"), 1)
     with pytest.raises(InvalidInput, match="int4 is for a CPU and one rank, not for 2 ranks"):
@@ -428,6 +408,8 @@ def test_where_weights_cannot_be_quantised_a_sentence_says_so_before_anything_is
     write_json(tmp_path / "config.json", {"model_type": "gpt2", "n_layer": 1})
     with pytest.raises(InvalidInput, match=r"only common/model\.py is quantised, and this is model=transformers"):
         load_model(tmp_path, device="cpu", quantization="int4")
+    with pytest.raises(InvalidInput, match="use one rank"):
+        load_model(tmp_path, device="cpu", shard=Shard(0, 2))
 
 
 @pytest.mark.gpu

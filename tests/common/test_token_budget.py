@@ -33,8 +33,8 @@ def passes(loaded, monkeypatch):
 @pytest.mark.parametrize(
     ("fits", "max_running", "expected"),
     [
-        (10_000, 64, 2048), (2048, 64, 2048), (2040, 64, 1024), (256, 64, 256), (255, 64, 128), (128, 64, 128),
-        (64, 64, 64), (3, 64, 64), (3, 65, 128), (3, 129, 256), (3, 1025, 2048), (3, 5000, 5000),
+        (10_000, 64, 2048), (2040, 64, 1024), (256, 64, 256), (255, 64, 128), (3, 64, 64), (3, 65, 128),
+        (3, 1025, 2048), (3, 5000, 5000),
     ],
 )  # fmt: skip
 def test_the_budget_is_the_largest_that_fits_and_running_requests_have_their_tokens(
@@ -77,15 +77,6 @@ def test_attention_has_a_price_where_it_takes_time(passes, monkeypatch, attentio
 prices = st.builds(ChunkPrice, st.floats(0, 2), st.floats(0, 2))
 
 
-@given(prices, st.integers(0, 10_000), st.integers(1, 5_000))
-def test_a_chunk_is_the_longest_that_its_price_allows(price, start, budget):
-    most = price.most(start, budget)
-    assert most >= 1 and (most == 1 or price(start, most) <= budget * (1 + 1e-9))
-    assert price(start, most + 1) > budget * (1 - 1e-9)
-    assert ChunkPrice().most(start, budget) == ChunkPrice()(start, budget) == budget, "by itself a token counts one"
-    assert price(start, most) + price(start + most, 7) >= price(start, most + 7) - 1e-6, "apart, K and V are read twice"
-
-
 @given(prices, st.lists(st.integers(0, 10_000), max_size=20), st.integers(21, 5_000))
 def test_prompts_have_their_share_beside_long_texts(price, starts, budget):
     left, paid = price.left(budget, starts), sum(price(start, 1) for start in starts)
@@ -108,7 +99,6 @@ def test_the_engine_has_that_budget_and_says_so(loaded, monkeypatch, stage):
 
 def test_what_is_given_is_not_measured(loaded):
     assert make_engine(load_engine("05"), loaded, token_budget=100).scheduler.token_budget == 100
-    assert load_engine("05")(loaded).scheduler.price == ChunkPrice(), "without make_engine, nothing is measured"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from common.serving.background import running
 
 FIRST, GAP = 0.03, 0.004  # seconds until the first token, and from one chunk to the next
 KEY = "sesame"
-MODELS = ["steady", "bursts", "empty-first", "flaky", "error", "cut", "unfinished", "aborted", "no-usage", "no-json"]
 FAILURES = {  # what the load generator must say of each
     "error": "the engine has died",
     "cut": "peer closed connection without sending complete message body (incomplete chunked read)",
@@ -26,6 +25,7 @@ FAILURES = {  # what the load generator must say of each
     "no-json": "the stream carries an event that is no JSON object: 'nonsense'",
     "full": "HTTP 429: the queue is full",
 }
+MODELS = ["steady", "bursts", "empty-first", "flaky", *FAILURES]
 
 
 class StandIn:
@@ -95,8 +95,9 @@ async def chunks(body: dict) -> AsyncIterator[dict | str]:
             yield chunk(body, " word" * count, end if last else None)
         await asyncio.sleep(GAP)
     if kind != "no-usage":
-        usage = {"prompt_tokens": prompt_tokens(body), "completion_tokens": tokens}
-        yield {"choices": [], "usage": usage}
+        prompt = body.get("prompt") or body["messages"][-1]["content"]
+        words = prompt if isinstance(prompt, list) else prompt.split()
+        yield {"choices": [], "usage": {"prompt_tokens": len(words), "completion_tokens": tokens}}
     if kind != "unfinished":
         yield "data: [DONE]\n\n"
 
@@ -104,14 +105,6 @@ async def chunks(body: dict) -> AsyncIterator[dict | str]:
 def chunk(body: dict, text: str, finish_reason: str | None = None) -> dict:
     said = {"delta": {"content": text}} if "messages" in body else {"text": text}
     return {"choices": [{"index": 0, **said, "finish_reason": finish_reason}], "usage": None}
-
-
-def prompt_tokens(body: dict) -> int:
-    """A token for each word."""
-    if isinstance(body.get("prompt"), list):
-        return len(body["prompt"])
-    texts = [body["prompt"]] if "prompt" in body else [message["content"] for message in body["messages"]]
-    return sum(len(text.split()) for text in texts)
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """Small models of every kind that common/model.py has, with random weights, and what one step of them needs."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
-from common.loader import load_model, weights
+from common.loader import Loaded, load_model, weights
 from common.model import ModelConfig, Transformer
 
 SMALL = ModelConfig(
@@ -40,6 +42,15 @@ def random_model(config: ModelConfig, device="cpu", dtype=torch.float32) -> Tran
     for name, parameter in model.named_parameters():
         parameter.copy_((1.0 if "norm" in name else 0.0) + 0.15 * torch.randn(parameter.shape))
     return model
+
+
+def save_weights(loaded: Loaded, folder: Path) -> dict[str, torch.Tensor]:
+    """Write the weights of a model without fused kernels as a checkpoint has them; return these tensors."""
+    parameters = dict(loaded.model.named_parameters())
+    names = weights.checkpoint_names(loaded.config)
+    tensors = {tensor: parameters[name][rows].clone() for name, tensor, rows in names}
+    save_file(tensors, folder / "model.safetensors")
+    return tensors
 
 
 def step_of(config: ModelConfig, device="cpu", count=9):

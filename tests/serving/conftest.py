@@ -2,7 +2,6 @@
 
 import pytest
 
-from common.loader import load_model
 from common.stages import load_engine
 from tests.helpers.serving_openai import openai_server
 from tests.helpers.serving_stage_03 import apart, wait_until  # noqa: F401 (a fixture)
@@ -13,12 +12,6 @@ def service(loaded, apart):  # noqa: F811
     with openai_server("06", loaded) as service:
         yield service
         wait_until(service.idle)
-
-
-@pytest.fixture(scope="session")
-def draft():
-    """The small model that drafts for the bundled one: a form is kept whatever the model is like."""
-    return load_model("draft", device="cpu", dtype="float32")
 
 
 @pytest.fixture

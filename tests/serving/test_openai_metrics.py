@@ -1,9 +1,10 @@
 """The metrics for Prometheus, and the queries of the dashboard."""
 
 import re
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
+from unittest.mock import MagicMock, call
 
 import pytest
 
@@ -38,7 +39,6 @@ def test_metrics(loaded, apart):
     shown |= {"request_success_total length": 2, "request_success_total abort": 1, "prefix_cache_hits_total": 32}
     shown |= {"request_prompt_tokens_sum": 80, "request_generation_tokens_sum": 10}
     assert {name: values.get(name) for name in shown} == shown
-    assert values["prompt_tokens_total"] >= 80 and values["generation_tokens_total"] >= 10
     assert values["prefix_cache_queries_total"] >= 80
     parts = (values[f"request_{part}_time_seconds_sum"] for part in ("prefill", "decode"))
     assert sum(parts) == pytest.approx(values["request_inference_time_seconds_sum"])
@@ -117,10 +117,7 @@ def test_arrival_is_when_the_server_receives_the_request(loaded):
 def test_those_of_a_gpu_are_of_the_one_that_torch_means(monkeypatch):
     pynvml = pytest.importorskip("pynvml", reason="needs the package nvidia-ml-py")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
-    asked, memory, rates = [], SimpleNamespace(used=7, total=9), SimpleNamespace(gpu=50)
-    says = {"Init": None, "DeviceGetMemoryInfo": memory, "DeviceGetUtilizationRates": rates, "DeviceGetPowerUsage": 2e3}
-    for name, value in says.items():
-        monkeypatch.setattr(pynvml, f"nvml{name}", lambda *_, value=value: value)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", asked.append)
+    nvml = MagicMock(spec=pynvml, NVMLError=pynvml.NVMLError, __spec__=pynvml.__spec__)
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert [len(list(metrics.GpuCollector(index).collect())) for index in range(3)] == [4, 4, 0]
-    assert asked == [3, 1]
+    assert nvml.nvmlDeviceGetHandleByIndex.mock_calls == [call(3), call(1)]

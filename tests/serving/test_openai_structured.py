@@ -65,14 +65,6 @@ def randomized(loaded, tokenizer, vocab_size: int, **fields):
     return replace(loaded, **named, **fields)
 
 
-def test_parse_returns_a_model(service):
-    options = {"model": service.name, "messages": QUESTION, "response_format": Pet, "max_tokens": 100}
-    answer = service.client.chat.completions.parse(**options)
-    with service.client.chat.completions.stream(**options) as stream:
-        for completion in (answer, stream.get_final_completion()):
-            assert isinstance(completion.choices[0].message.parsed, Pet)
-
-
 def test_both_endpoints_take_both_fields(service):
     [brace] = service.post("/tokenize", prompt="}").json()["tokens"]
     forms = [
@@ -90,17 +82,6 @@ def test_both_endpoints_take_both_fields(service):
         parse("".join(chunk.choices[0].text for chunk in stream))
         [choice] = service.post("/v1/chat/completions", messages=QUESTION, **body).json()["choices"]
         parse(choice["message"]["content"])
-
-
-def test_named_and_required_tools(service):
-    messages = [*QUESTION, {"role": "assistant", "content": "A pet."}, *QUESTION]
-    for choice, reason in ((NAMED, "stop"), ("required", "tool_calls")):
-        fields = {"tools": TOOLS, "tool_choice": choice, "seed": 5, "parallel_tool_calls": False}
-        content, [call], ended = service.said(messages, **fields)
-        name, arguments = re.fullmatch(r"(\w+)\((.*)\)", call).groups()
-        assert (
-            Pet.model_validate_json(arguments) and (content, ended) == (None, reason) and name in ("adopt", "sell_it")
-        )
 
 
 def test_tags_that_are_tokens(tokens):

@@ -9,10 +9,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 import httpx
-import openai
 import pytest
 
-from common.sampling import SamplingParams
 from common.serving.openai_api.routes import Service
 from common.stages import load_engine
 from tests.helpers.serving_openai import CHAT, ENDLESS, openai_server
@@ -131,9 +129,6 @@ def test_api_key(guarded):
     assert guarded.get("/health").status_code == 200
     for scheme in ("bearer", "BEARER", "Bearer "):
         assert guarded.get("/v1/models", Authorization=f"{scheme} secret").status_code == 200
-    assert guarded.client.with_options(api_key="secret").models.list().data
-    with pytest.raises(openai.AuthenticationError):
-        guarded.client.models.list()
 
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
@@ -207,10 +202,9 @@ def test_a_fault_in_the_code_is_no_mistake_of_the_client(loaded, monkeypatch, ca
     assert logged.count("Traceback") == 2 and "'no card'" in logged and "'no answer'" in logged
 
 
-def test_two_hundred_clients_half_of_which_disconnect(loaded, prompts):
+def test_two_hundred_clients_half_of_which_disconnect(loaded, expect, prompts):
     engine, chosen = load_engine("06")(loaded, max_running=64), [prompt[:40] for prompt in prompts]
-    params = SamplingParams(max_tokens=12, temperature=0)
-    expected = [done.text for done in load_engine("06")(loaded).generate(chosen, params)]
+    expected = [expect(prompt, max_tokens=12).text for prompt in chosen]
 
     def client(number: int) -> str | None:
         rng, text = random.Random(number), ""

@@ -2,8 +2,8 @@
 
 A system prompt, a few examples, the conversation so far: most of what a server is sent it has been sent before. K and V
 of a token depend only on the tokens up to it, so what has been computed for one request serves every other one with the
-same beginning. prefix_tree.py keeps full pages in a tree; scheduler.py finds them, and forgets the oldest when memory
-runs out.
+same beginning. prefix_tree.py keeps full pages in a tree, where scheduler.py finds them; when memory runs out, it gives
+up the least recently used.
 
 Production engines have just this. What they add: a router that sends a request where its prefix lies, and copies of
 pages in the host's memory and on disk.

@@ -213,7 +213,7 @@ class BaseEngine(ABC):
 
 
 class Around:
-    """An engine around another, its `_engine`, whose attributes are its own but for those that it has itself."""
+    """An engine around another: what it does not define itself is looked up on that one, its `_engine`."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

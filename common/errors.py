@@ -21,7 +21,7 @@ class ContextExceeded(InvalidInput):
 
 
 class QueueFull(Exception):
-    """The server has as many open requests as it admits: try again later."""
+    """The server has as much as it takes, of open requests, new forms or promises: try again later."""
 
     status, headers = 429, {"Retry-After": "1"}
 

@@ -1,8 +1,8 @@
 """SamplingParams: what a request may ask of the sampler and of the stopping rules, and which values are allowed.
 
-A new option is a field here and its row in ALLOWED; a step of `probabilities` (sampling.py) and its kernel for a GPU
-(sampling_kernels.py); a field of `CompletionBody` (serving/openai_api/bodies.py); and a bad value in
-tests/helpers/refused_params.json.
+A new option is a field here, its row in ALLOWED, and its part of `filtered` or `has_penalties`; a step of `_weights`
+(sampling.py) and its kernel for a GPU (sampling_kernels.py), or of penalties.py; a field of `Body`
+(serving/openai_api/bodies.py); its option (options.toml); and a bad value in tests/helpers/refused_params.json.
 """
 
 import reprlib

@@ -18,8 +18,8 @@ head reads all of K and V, and most of a GPU does nothing. The course's own kern
 Pages are `[pages, page_size, H_kv, D]` in every backend, for K and for V: what one token has in them is contiguous.
 With `--kv-dtype int8` they are int8 and D + 4 wide (int8.py), which all backends but `flash` read.
 
-A new backend is a module NAME_backend.py with `create`, its name in BACKENDS, and where it runs in `candidates` and
-`why_not`; tests/common/test_attention.py holds all of them to the definition.
+A new backend is a module NAME_backend.py with `create`, its name in BACKENDS and options.toml, and where it runs in
+`candidates` and `why_not`; tests/common/test_attention.py holds all of them to the definition.
 """
 
 from importlib import import_module

@@ -1,5 +1,5 @@
-"""Weights of 8 and 4 bits: in memory as few rows read them; many rows multiply with what is unpacked for them. Where
-memory allows, that is kept.
+"""Weights of 8 and 4 bits. They are stored as the kernels for few rows read them. For many rows a layer is unpacked to
+the model's type and multiplied by a library; where memory allows, the unpacked weight is kept.
 
 A group is 32 inputs of an output, with a scale and, of 4 bits, a minimum, both float16, as in GGUF's Q8_0 and Q4_1:
 

@@ -10,7 +10,8 @@ from common.request import Request
 
 
 class Intervals(Around):
-    """An engine whose steps tell of a request when it has text after `tokens` more tokens, and of its first and last.
+    """An engine whose steps tell of a request on its first and last token, and otherwise once it has `tokens` more and
+    new text.
 
     All other attributes are the engine's own.
     """

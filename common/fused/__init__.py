@@ -67,7 +67,9 @@ class FusedTransformer(Transformer):
             return ""
         forms, dtype = sorted({layer.blocks.form for layer in layers}), str(self.norm.weight.dtype)
         rest = f"{'kept' * layers[0].keeps or 'unpacked'} in {dtype.removeprefix('torch.')} for more"
-        return f"weights of {' and '.join(forms)}, read by up to {self.most_few} tokens at once and {rest}"
+        rounded = min(self.most_few, self.few[0].most_in_codes) if self.most_few else 0
+        few = f"{self.most_few} tokens at once" + f" (up to {rounded} are rounded to 8 bits, too)" * (rounded > 0)
+        return f"weights of {' and '.join(forms)}, read by up to {few} and {rest}"
 
     @torch.no_grad()
     def forward(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:

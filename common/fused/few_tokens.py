@@ -41,6 +41,7 @@ class FewTokens:
         attention, mlp = block.attention, block.mlp
         dtype = block.mlp_norm.weight.dtype
         qkv, output, gate_up, down = (place_of(linear, dtype) for linear in products(block))
+        self.most_in_codes = int(qkv[4])
         # Kept beside their addresses.
         self.first = block.attention_norm.weight, qkv, attention.qkv.bias
         self.second = output, attention.output.bias, block.mlp_norm.weight, gate_up, down
@@ -93,8 +94,10 @@ class FewScores:
 
 
 def place_of(linear: nn.Module, dtype: torch.dtype) -> Tensor | None:
-    """Return where a layer's weight lies in blocks, see `Blocks`, the address of what multiplies with it, and how many
-    rows that takes in 8 bits, in int64; None where it lies otherwise, or where ranks share it. dtype: of the rows.
+    """Return what kernels need of a weight, in int64: its place (see `Blocks`), the address of the compiled product,
+    and up to how many rows are rounded to 8 bits first. None if it is not in blocks, or split over ranks.
+
+    dtype: of the rows.
     """
     blocks = blocks_of(linear)
     if blocks is None:

@@ -21,6 +21,7 @@ export class Timeline {
     this.zoomed = false; // by hand; until then columns get narrower as there are more
     this.held = false; // by a pointer that drags: the columns stay under it
     this.scroll = 0; // rows that are out of view below
+    this.scrolled = false; // by hand; until then the first request that runs is in view
     this.alive = []; // requests that have a row
     this.rows = []; // those in view
     this.hover = null; // {column, request}
@@ -82,7 +83,8 @@ export class Timeline {
     for (const [name, value] of Object.entries(told)) this.canvas.setAttribute(`aria-${name}`, value);
   }
 
-  // The requests that are alive in the columns in view, in order of arrival. Where they do not all fit, the last ones.
+  // The requests that are alive in the columns in view, in order of arrival. Where they do not all fit, those from the
+  // first that runs on, or the last ones.
   placeRows() {
     const time = this.clock.of(this.store);
     const begin = this.store.step(this.start)?.s ?? time;
@@ -95,6 +97,9 @@ export class Timeline {
     this.rowHeight = Math.max(ROW.least, Math.min(most, Math.floor(space / Math.max(1, this.alive.length))));
     const fitting = Math.floor(space / this.rowHeight);
     this.hidden = Math.max(0, this.alive.length - fitting);
+    const runs = ({ finished, columns }) => columns[0] < this.edge && (finished === null || finished > time);
+    const first = this.alive.findIndex(runs);
+    if (!this.scrolled) this.scroll = first < 0 ? 0 : this.hidden - first;
     this.scroll = Math.min(Math.max(0, this.scroll), this.hidden);
     const last = this.alive.length - this.scroll;
     this.rows = this.alive.slice(Math.max(0, last - fitting), last);
@@ -293,6 +298,7 @@ export function listen(timeline, { redraw, tell }) {
       if (event.shiftKey || Math.abs(deltaX) > Math.abs(deltaY)) {
         moveTo(timeline.edge + Math.sign(deltaX || deltaY) * Math.ceil(30 / timeline.width));
       } else if (timeline.hidden && point(event)[0] < timeline.gutter) {
+        timeline.scrolled = true;
         timeline.scroll -= Math.sign(deltaY);
         redraw();
       } else zoom(deltaY < 0 ? 1.15 : 1 / 1.15);
@@ -325,6 +331,7 @@ function pick(timeline, by) {
   const next = at < 0 ? rows[0] : alive[Math.min(Math.max(0, at + by), alive.length - 1)];
   selection.select(next?.n ?? null);
   const behind = alive.length - 1 - alive.indexOf(next); // rows below it
+  timeline.scrolled = true;
   timeline.scroll = Math.min(behind, Math.max(timeline.scroll, behind - rows.length + 1));
 }
 

@@ -53,7 +53,7 @@ LEAVING_SECONDS = 15.0  # for the API's process to end after the engine has fail
 log = logging.getLogger("api_process")
 
 
-class Order(NamedTuple):
+class EngineCoreRequest(NamedTuple):
     """A request as the engine runs it. params: with the seed, and without stop strings."""
 
     prompt: list[int]
@@ -61,7 +61,7 @@ class Order(NamedTuple):
     request_id: str
 
 
-class Gain(NamedTuple):
+class EngineCoreOutput(NamedTuple):
     """What a request has gained."""
 
     request_id: str
@@ -71,10 +71,10 @@ class Gain(NamedTuple):
     finish_reason: str | None
 
 
-class Report(NamedTuple):
+class EngineCoreOutputs(NamedTuple):
     """What a step has done. records: of the steps in which a request ran for the first time, for the metrics."""
 
-    gains: list[Gain]
+    outputs: list[EngineCoreOutput]
     records: list[StepRecord]
     stats: dict[str, float]
     unavailable: str
@@ -115,8 +115,8 @@ class RemoteEngine(BaseEngine):
         super().__init__(hello.loaded)
         self._hello, self._connection, self._stats = hello, connection, hello.stats
         self.adapters = hello.adapters
-        self._inbox: deque[Report | EngineFailed] = deque()
-        self._mail: list[Order | str] = []  # orders, and ids of requests to drop: all of a call go in one message
+        self._inbox: deque[EngineCoreOutputs | EngineFailed] = deque()
+        self._mail: list[EngineCoreRequest | str] = []  # or an id to drop; all of a call go in one message
 
     @property
     def max_model_len(self) -> int:
@@ -138,7 +138,7 @@ class RemoteEngine(BaseEngine):
         if not request.max_tokens and self._hello.why_no_scoring:
             raise InvalidInput(self._hello.why_no_scoring)
         params = replace(request.params, seed=request.seed, stop=())
-        self._mail.append(Order(request.prompt_token_ids, params, request.request_id))
+        self._mail.append(EngineCoreRequest(request.prompt_token_ids, params, request.request_id))
 
     def release(self, request: Request) -> None:
         """Have the engine drop a request that it may still run: one with a stop string, or without a client."""
@@ -153,10 +153,10 @@ class RemoteEngine(BaseEngine):
                 raise report
             for record in report.records:
                 self.trace.add(record)
-            for gain in report.gains:
-                if request := self.requests.get(gain.request_id):
-                    self._take(request, gain)
-                    changed[gain.request_id] = request
+            for output in report.outputs:
+                if request := self.requests.get(output.request_id):
+                    self._take(request, output)
+                    changed[output.request_id] = request
             self._stats, self.unavailable = report.stats, report.unavailable
         if self._mail:
             send(self._connection, self._mail)
@@ -180,16 +180,16 @@ class RemoteEngine(BaseEngine):
         self.device = torch.device("cpu")  # the metrics have noted the GPU; here `step` must take no context on it
         threading.Thread(target=read, name="reports", daemon=True).start()
 
-    def _take(self, request: Request, gain: Gain) -> None:
+    def _take(self, request: Request, output: EngineCoreOutput) -> None:
         """Append what a request has gained, up to a stop string."""
-        request.cached_tokens = gain.cached_tokens
+        request.cached_tokens = output.cached_tokens
         if not request.max_tokens:
-            request.logprobs = gain.logprobs
-        for token_id, logprobs in zip_longest(gain.token_ids, gain.logprobs if request.max_tokens else ()):
+            request.logprobs = output.logprobs
+        for token_id, logprobs in zip_longest(output.token_ids, output.logprobs if request.max_tokens else ()):
             if not request.finished:
                 request.append(token_id, logprobs)
-        if gain.finish_reason is not None and not request.finished:
-            request.finish(gain.finish_reason)
+        if output.finish_reason is not None and not request.finished:
+            request.finish(output.finish_reason)
         self.retire_finished([request])
 
 
@@ -211,7 +211,7 @@ class Steps:
         self.reported: dict[str, int] = {}  # output tokens by request id
         self.queued: set[str] = set()  # requests without a step yet
         # Orders whose form is being compiled, as the API's process has done: beside the steps.
-        self.compiling: dict[str, tuple[Future, Order]] = {}
+        self.compiling: dict[str, tuple[Future, EngineCoreRequest]] = {}
         self.compiler = ThreadPoolExecutor(1, "forms")
 
     def run(self) -> None:
@@ -225,7 +225,7 @@ class Steps:
             if report is not None:
                 send(self.connection, report)
 
-    def _receive(self) -> list[Order | str] | None:
+    def _receive(self) -> list[EngineCoreRequest | str] | None:
         """Return what has come, None if no more can come; an idle engine waits for it, up to its `idle_seconds`."""
         wait = COMPILING_SECONDS if self.compiling else self.engine.idle_seconds
         wait, mail = 0 if self.engine.has_unfinished else wait, []
@@ -236,34 +236,34 @@ class Steps:
             return mail or None
         return mail
 
-    def _step(self, mail: Sequence[Order | str]) -> Report | None:
+    def _step(self, mail: Sequence[EngineCoreRequest | str]) -> EngineCoreOutputs | None:
         """Return what there is to report; None if a later step will say as much."""
-        gains = []
+        outputs = []
         for one in mail:
             if isinstance(one, str):
                 self._abort(one)
             elif form := one.params.structure:
                 self.compiling[one.request_id] = self.compiler.submit(replace(form, model=self.engine.name).check), one
             else:
-                gains += self._add(one)
+                outputs += self._add(one)
         for request_id, (form, order) in list(self.compiling.items()):
             if form.done():
                 del self.compiling[request_id]
-                gains += self._add(order)
+                outputs += self._add(order)
         before = self.engine.trace.steps
-        gains += [self._gain(request) for request in self.engine.step() if self._due(request)]
+        outputs += [self._output(request) for request in self.engine.step() if self._due(request)]
         records, unavailable = self._first_steps(before), self.engine.unavailable
-        if self.engine.has_unfinished and not (mail or gains or records or unavailable):
+        if self.engine.has_unfinished and not (mail or outputs or records or unavailable):
             return None
-        return Report(gains, records, self.engine.stats(), unavailable)
+        return EngineCoreOutputs(outputs, records, self.engine.stats(), unavailable)
 
-    def _add(self, order: Order) -> list[Gain]:
+    def _add(self, order: EngineCoreRequest) -> list[EngineCoreOutput]:
         """Give an order to the engine. If it refuses what RemoteEngine has accepted, return the request's end."""
         try:
             self.engine.add(*order)
         except InvalidInput as error:
             log.error("request %s ends with an error: %s", order.request_id, error)
-            return [Gain(order.request_id, [], [], 0, "error")]
+            return [EngineCoreOutput(order.request_id, [], [], 0, "error")]
         self.queued.add(order.request_id)
         return []
 
@@ -277,13 +277,13 @@ class Steps:
         reported = self.reported.get(request.request_id, -self.interval)
         return request.finished or len(request.token_ids) - reported >= self.interval
 
-    def _gain(self, request: Request) -> Gain:
+    def _output(self, request: Request) -> EngineCoreOutput:
         first = self.reported.get(request.request_id, 0)
         self.reported[request.request_id] = len(request.token_ids)
         if request.finished:
             del self.reported[request.request_id]
         gained = request.token_ids[first:], request.logprobs[first:]
-        return Gain(request.request_id, *gained, request.cached_tokens, request.finish_reason)
+        return EngineCoreOutput(request.request_id, *gained, request.cached_tokens, request.finish_reason)
 
     def _first_steps(self, before: int) -> list[StepRecord]:
         """Return the records since step `before` in which a request ran that no step had run."""

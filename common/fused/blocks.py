@@ -25,7 +25,6 @@ UNIT, LANES = 32, 16  # outputs; numbers of a vector, which LLVM splits where re
 AHEAD = 4096
 FEATURES = llvmlite.binding.get_host_cpu_features()
 MOST_ROWS = 8 if FEATURES.get("avx512f") else 2  # whose sums fit into the registers
-MOST_WIDE = MOST_ROWS // 2  # rows for which both units of a block of 64 outputs are computed at once, in memory's order
 # One instruction multiplies two inputs in bfloat16 with their weights, and adds both products to a sum in float32.
 HAS_PAIRS = bool(FEATURES.get("avx512bf16"))
 # Of a weight: inputs of a step, which are four bytes; of 8 and 4 bits (quantized.py), a group's, and of its scales.
@@ -63,11 +62,6 @@ def multiply(form: str, rows: int, units: int = 1):
                 with cgutils.for_range(builder, steps) as loop:
                     at = offset(builder, builder.add(start, builder.mul(loop.index, line)), header)
                     weights = [floats(builder, offset(builder, at, part), form, pairs) for part in parts]
-                    if not header and units == 1:
-                        # Of 64 outputs the other half, too: memory is fastest in order.
-                        other = builder.add(at, builder.sub(line, BYTE(4 * UNIT)))
-                        for part in PARTS:
-                            fetch(builder, offset(builder, other, AHEAD + part))
                     count = builder.add(builder.mul(group.index, steps), loop.index)
                     first = builder.mul(count, BYTE(4 * step))
                     for begin, row in zip(starts, sums, strict=True):
@@ -276,7 +270,7 @@ def multiplier(form: str, multiply_rows: Callable[..., None]) -> int:
     def multiply_units(place_at, x_at, bytes_of_x, rows, ins, first, last, out_at, bytes_of_out):
         place, unit = array(place_at, 3, numpy.int64), first
         while unit < last:
-            both = rows <= MOST_WIDE and place[2] == 256 and unit % 2 == 0 and unit + 1 < last
+            both = place[2] == 256 and unit % 2 == 0 and unit + 1 < last  # a block of 64: memory is fastest in order
             multiply_rows(place, x_at, bytes_of_x, rows, ins, unit, both, out_at + 128 * unit, bytes_of_out, number)
             unit += 1 + both
 
@@ -297,7 +291,7 @@ def multiply_rows(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out
 def _multiply_rows(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
     form = FORM[number]
     step, quantized, multiply_some = STEP[form], HEADER[form] > 0, in_parts(multiply, form, MOST_ROWS)
-    multiply_both = multiply_some if quantized else in_parts(partial(multiply, units=2), form, MOST_WIDE)
+    multiply_both = multiply_some if quantized else in_parts(partial(multiply, units=2), form, MOST_ROWS // 2)
     pairs = int(form == "bfloat16" and HAS_PAIRS)
 
     def multiply_rows(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
@@ -326,7 +320,7 @@ def in_parts(multiply: Callable[[str, int], Callable[..., None]], form: str, mos
             elif rows >= 4 and most >= 4:
                 four(weight, line, groups, steps, x, bytes_of_x, behind, out, bytes_of_out)
                 done = 4
-            elif rows >= 2:
+            elif rows >= 2 and most >= 2:
                 two(weight, line, groups, steps, x, bytes_of_x, behind, out, bytes_of_out)
                 done = 2
             else:

@@ -31,7 +31,7 @@ from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs
 from common.serving.errors import EngineDead, QueueFull
 
-Order = tuple[str | list[int], SamplingParams]  # a prompt and its parameters
+Submission = tuple[str | list[int], SamplingParams]  # a prompt and its parameters
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ class EngineThread:
         [stream] = await self.submit_all([(prompt, params)])
         return stream
 
-    async def submit_all(self, orders: Sequence[Order], arrived: float | None = None) -> list[Stream]:
+    async def submit_all(self, submissions: Sequence[Submission], arrived: float | None = None) -> list[Stream]:
         """Queue all requests or none. Raise InvalidInput if one can never run, QueueFull or EngineDead if not now.
 
         Reserve places in the queue for all of them first; the engine then adds all of them between the same two steps.
@@ -123,23 +123,25 @@ class EngineThread:
         """
         if self.error is not None:
             raise EngineDead(str(self.error))
-        if len(self._open) + len(orders) > self.max_queue:
-            counts = f"{len(self._open)} requests are open, {len(orders)} more were sent"
+        if len(self._open) + len(submissions) > self.max_queue:
+            counts = f"{len(self._open)} requests are open, {len(submissions)} more were sent"
             raise QueueFull(f"{counts}, and the server takes {self.max_queue}: try again later")
         accepted = self._loop.create_future()
-        streams = [Stream(accepted, time.perf_counter() if arrived is None else arrived) for _ in orders]
+        streams = [Stream(accepted, time.perf_counter() if arrived is None else arrived) for _ in submissions]
         self._open.update(streams)
         try:
             token_ids = {}
-            for text in {prompt for prompt, _ in orders if isinstance(prompt, str)}:
+            for text in {prompt for prompt, _ in submissions if isinstance(prompt, str)}:
                 token_ids[text] = await self.beside(prompt_tokens, text, self.tokenizer, self.engine.config)
             if self.error is not None:  # set while the tokenizer ran
                 raise EngineDead(str(self.error))
         except BaseException:
             self._open.difference_update(streams)
             raise
-        orders = [(token_ids[prompt] if isinstance(prompt, str) else prompt, params) for prompt, params in orders]
-        self._commands.put(partial(self._engine_add, streams, orders))
+        submissions = [
+            (token_ids[prompt] if isinstance(prompt, str) else prompt, params) for prompt, params in submissions
+        ]
+        self._commands.put(partial(self._engine_add, streams, submissions))
         try:
             await accepted
         except asyncio.CancelledError:  # the client went away while its requests were on the way to the engine
@@ -223,12 +225,12 @@ class EngineThread:
             command()
             idle = False
 
-    def _engine_add(self, streams: list[Stream], orders: Sequence[Order]) -> None:
+    def _engine_add(self, streams: list[Stream], submissions: Sequence[Submission]) -> None:
         """Add all requests to the engine or none, and answer `submit_all`."""
         refusal = None
         try:
-            for stream, order in zip(streams, orders, strict=True):
-                stream.request = self.engine.add(*order)
+            for stream, submission in zip(streams, submissions, strict=True):
+                stream.request = self.engine.add(*submission)
                 stream.request.timings.arrival = stream.arrived
                 self._by_id[stream.request.request_id] = stream
         except (InvalidInput, QueueFull) as error:

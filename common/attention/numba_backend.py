@@ -83,7 +83,7 @@ class NumbaAttention:
         if plan.numbers >= FEW_NUMBERS:
             threads = get_num_threads()
             use_threads(plan.numbers)
-        out = torch.empty(q.shape, dtype=q.dtype)
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
         pages, page_size, kv_heads, _ = k_pages.shape
         kernel = self.kernel if k_pages.dtype != torch.int8 else compiled(self.dtype, self.head_dim, True)
         kernel(

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from common.attention import PagedBatch, choose_attention
-from common.attention.int8 import MOST, dequantize, quantize
+from common.attention.int8 import MOST, SMALLEST, dequantize, quantize
 from common.attention.window import windowed
 from common.fused import choose_model, triton_launch, why_not_numba
 from common.sampling import has_kernels
@@ -102,7 +102,7 @@ def check(name, sizes, windows=(), **shape):
 
 def expect_rounded(x, rows):
     """Each number of x[..., D] is at most half a scale, and a rounding of float32, from what rows[..., D + 4] say."""
-    half = x.double().abs().amax(-1, keepdim=True) / MOST / 2
+    half = x.double().abs().amax(-1, keepdim=True).clamp_min(SMALLEST) / MOST / 2
     assert ((dequantize(rows, torch.float64) - x.double()).abs() <= half * (1 + 1e-4)).all()
 
 

@@ -25,7 +25,8 @@ def described(file: str) -> dict[str, Any]:
     beside = Path(file).with_suffix(".toml")
     path = beside if beside.exists() else ROOT / beside.parent.name / beside.name
     found = read_toml(path)
-    return {"file": file, "claims": found.get("claims", ())} | {name: found[name] for name in ("seconds", "sizes")}
+    claims = found.get("claims", ())
+    return {"file": file, "seconds": found["seconds"], "sizes": found["sizes"], "claims": claims}
 
 
 def holds(claim: Mapping[str, Any], document: Mapping[str, Any]) -> bool:

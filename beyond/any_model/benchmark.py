@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from common.bench import plots
+from common.bench.description import described
 from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.run import run_benchmark
@@ -34,9 +35,6 @@ from common.stages import load_engine
 STAGE = "06_prefix_cache"
 IMPLS = {"transformers": "the library's model", "course": "common/model.py"}
 KINDS = {"dense": "one MLP", "mixture": "4 of 32 experts"}
-SIZES = {"clients": [1, 16], "requests": [4, 32], "most_tokens": 64, "rounds": 5, "tokens": [1, 8, 64], "passes": 30}
-QUICK = {"rounds": 2, "passes": 10}
-TINY = {"clients": [1], "requests": [1], "most_tokens": 4, "rounds": 1, "tokens": [1, 2], "passes": 1}
 WIDTHS = {
     "hidden_size": 512,
     "num_hidden_layers": 4,
@@ -121,17 +119,10 @@ def report(document: dict) -> dict[str, Rows]:
     }
 
 
-def times_as_long(document: dict, at: int) -> float:
-    """Return how many times as long a pass of the mixture takes, for the size in that place."""
-    dense, mixture = (document["sides"]["experts"][f"{kind}_milliseconds"]["median"][at] for kind in KINDS)
-    return mixture / dense
-
-
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={"load": measure_load, "experts": measure_experts},
-    sizes={"full": SIZES, "quick": QUICK, "tiny": TINY},
     draw=draw,
     headline=Headline(
         "one request at a time in stage 06",
@@ -141,16 +132,7 @@ BENCHMARK = Benchmark(
             impl: side[f"{impl}_tokens_per_second"][0] for impl in IMPLS if f"{impl}_tokens_per_second" in side
         },
     ),
-    seconds={"full": 130, "quick": 90},
     report=report,
-    claims={
-        "Alone, a request gets about three to four times the tokens per second from `common/model.py`": (
-            lambda document: 2.8 <= document["headline"]["ratio"]["median"] <= 4.5
-        ),
-        "The mixture takes little longer than the MLP for one token, and several times as long for a batch": (
-            lambda document: times_as_long(document, 0) < 1.6 and times_as_long(document, 1) > 2.5
-        ),
-    },
 )
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ sys.path.insert(0, str(ROOT))
 
 from common.acceleration.accelerate import make_engine
 from common.bench import plots
+from common.bench.description import described
 from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.run import run_benchmark
@@ -33,19 +34,6 @@ from common.stages import load_engine
 
 STAGE = "06_prefix_cache"
 LABELS = {"computed": "computed again", "host": "from the host", "disk": "from the disk, after a restart"}
-SIZES = {
-    **{"conversations": 30, "fit": 8, "turn": 512, "more": 32, "answer": 8, "host": "1G"},
-    **{"clients": 8, "prompts": 16, "prompt": 512, "output": 16, "rounds": 5, "token_budget": 256},
-}
-QUICK = {"conversations": 12, "fit": 3, "rounds": 3}
-GPU = {
-    **{"model": "Qwen3-8B", "conversations": 24, "turn": 2048, "host": "8G"},
-    **{"prompts": 32, "prompt": 2048, "rounds": 3, "token_budget": 8192},
-}
-TINY = {
-    **{"conversations": 4, "fit": 1, "turn": 64, "more": 8, "answer": 4},
-    **{"clients": 2, "prompts": 2, "prompt": 64, "output": 4, "rounds": 1},
-}
 
 
 def measure(settings: Settings, sizes: dict) -> Figures:
@@ -141,10 +129,9 @@ def report(document: dict) -> dict[str, Rows]:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={STAGE: measure},
-    sizes={"full": SIZES, "quick": QUICK, "gpu": GPU, "tiny": TINY},
     draw=draw,
     headline=Headline(
         "first token of a turn that comes back",
@@ -153,7 +140,6 @@ BENCHMARK = Benchmark(
         lambda sizes, side: {kind: side[f"{kind}_ttft_ms"] for kind in ("computed", "host")},
         more_is_better=False,
     ),
-    seconds={"full": 300, "quick": 60, "gpu": 75},
     report=report,
 )
 

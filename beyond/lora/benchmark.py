@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from common.acceleration.accelerate import make_engine
 from common.bench import plots
+from common.bench.description import described
 from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.run import run_benchmark
@@ -36,11 +37,6 @@ LABELS = {
     "none": "eight held,\nnone asked for",
     "adapters": "eight adapters,\nfour requests each",
 }
-SIZES = {
-    **{"adapters": 8, "rank": 8, "clients": 32, "requests": 64, "prompt": 64, "output": 64, "rounds": 5},
-    **{"token_budget": 256, "memory": "512M"},
-}
-TINY = {"adapters": 2, "clients": 4, "requests": 4, "prompt": 16, "output": 4, "rounds": 2}
 
 
 def measure(settings: Settings, sizes: dict) -> Figures:
@@ -101,10 +97,9 @@ def report(document: dict) -> dict[str, Rows]:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={STAGE: measure},
-    sizes={"full": SIZES, "tiny": TINY},
     draw=draw,
     headline=Headline(
         "throughput with eight adapters in one batch",
@@ -114,7 +109,6 @@ BENCHMARK = Benchmark(
             kind: statistics.median(side[f"{kind}_tokens_per_second"]) for kind in ("none", "adapters")
         },
     ),
-    seconds={"full": 150},
     report=report,
 )
 

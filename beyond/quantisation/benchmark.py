@@ -38,6 +38,7 @@ from common.attention import PagedBatch
 from common.bench import plots
 from common.bench.ceilings import read_bytes_per_second
 from common.bench.cost_model import parameters
+from common.bench.description import described
 from common.bench.harness import Benchmark, Figures, Unavailable
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
@@ -74,20 +75,6 @@ FORMS = {  # of 8 and 4 bits, groups of 32 have a scale of 2 bytes, and of 4 bit
 }
 KV = {"auto": "", "int8": " with 8-bit K and V"}  # in names of sides: neither comma nor slash
 SIDES = {f"{form}{more}": (form, kv) for (kv, more), form in product(KV.items(), FORMS)}
-SIZES = {
-    **{"text_tokens": 16384, "window": 512, "chats": 64, "answer": 32},
-    **{"requests": [1, 8, 32], "prompt": 64, "output": 64, "rounds": 5},
-}
-TINY = {
-    "text_tokens": 64,
-    "window": 32,
-    "chats": 2,
-    "answer": 4,
-    "requests": [1, 2],
-    "prompt": 4,
-    "output": 4,
-    "rounds": 1,
-}
 
 
 def load(settings: Settings, form: str, kv_dtype: str = "auto") -> Loaded:
@@ -223,28 +210,12 @@ def report(document: dict) -> dict[str, Rows]:
     return {"quality": quality, "decode": decode}
 
 
-def loses_at_most(percent: float, *sides: str) -> bool:
-    """Return a claim: each of the sides that was measured has at most so much more perplexity than float32."""
-
-    def holds(document: dict) -> bool:
-        return all(one["more_than_float32_percent"] <= percent for name, one in measured(document) if name in sides)
-
-    return holds
-
-
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={side: partial(measure, side) for side in SIDES} | {"decode": measure_decode},
-    sizes={"full": SIZES, "tiny": TINY},
     draw=draw,
-    seconds={"full": 2700},
     report=report,
-    claims={
-        "8 bits of K and V, or of weights, lose at most half a percent": loses_at_most(
-            0.5, "float32 with 8-bit K and V", "int8", "int8 in bfloat16"
-        ),
-    },
 )
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT))
 
 from common.bench import plots
 from common.bench.client import Target, find_target, generate_load
+from common.bench.description import described
 from common.bench.harness import Benchmark, Figures, Headline
 from common.bench.load import running_server
 from common.bench.metrics import percentiles
@@ -34,11 +35,6 @@ from common.bench.workloads import Job, worded_jobs
 STAGE = "06_prefix_cache"
 TENANTS = ("flood", "anna", "bert", "cleo", "dora")
 LABELS = {"equals": "no flood", "fcfs": "flood,\nfirst come", "fair": "flood,\nfair"}
-SIZES = {
-    **{"prompt": 64, "output": 48, "running": 16, "flood": 400, "quiet": 25, "rate": 0.5},
-    **{"loads": [0.5, 1, 1.5, 2], "seconds": 25, "ttft": 1.0, "clients": 32, "requests": 128},
-}
-TINY = {"flood": 4, "quiet": 1, "rate": 50, "loads": [1], "seconds": 0.2, "clients": 2, "requests": 4, "output": 16}
 
 
 def jobs_of(sizes: dict, count: int, number: int) -> list[Job]:
@@ -118,14 +114,13 @@ def report(document: dict) -> dict[str, Rows]:
 
 
 BENCHMARK = Benchmark(
-    file=__file__,
+    **described(__file__),
     description=__doc__,
     sides={
         **{"equals": partial(tenants, "fair", False), "fcfs": partial(tenants, "fcfs", True)},
         **{"fair": partial(tenants, "fair", True)},
         **{"no promises": partial(overload, False), "promises": partial(overload, True)},
     },
-    sizes={"full": SIZES, "tiny": TINY},
     draw=draw,
     headline=Headline(
         "first token of quiet tenants beside a flood, p99",
@@ -134,7 +129,6 @@ BENCHMARK = Benchmark(
         lambda sizes, side: side["p99_ms"],
         more_is_better=False,
     ),
-    seconds={"full": 480},
     report=report,
 )
 

@@ -107,7 +107,7 @@ def piece_tokens(length, SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr):
     return SPLIT * tl.cdiv(length, SPLIT * MOST_PIECES)
 
 
-# Numbers that differ from step to step must not be compiled into the kernels: see tests/proofs/serving.py.
+# Numbers that differ from step to step must not be compiled into a kernel: Triton would compile it while it serves.
 @triton.jit(do_not_specialize=["pieces", "table_stride"])
 def decode_kernel(
     q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, arrived, out,

@@ -89,8 +89,7 @@ class Benchmark:
     derive: (config, dtype, sizes, figures of each side) -> what combines the sides of one repeat: ratios, predictions.
     draw: draws the document that was written, as the PNG of that name.
     report: the document -> {name: rows of a Markdown table, the header first}, for the lesson (tables.py).
-    claims: {what a text or a title says in words: whether a document bears it out}; the suite holds them.
-    large_claims: the same, of the committed result of a real model, or of a model of a real shape.
+    claims: what texts and titles say in words, as description.py has it; the suite holds them.
     """
 
     file: str
@@ -102,8 +101,7 @@ class Benchmark:
     headline: Headline | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
     report: Callable[[dict], Mapping[str, Sequence[Sequence[Any]]]] | None = None
-    claims: Mapping[str, Callable[[dict], bool]] = field(default_factory=dict)
-    large_claims: Mapping[str, Callable[[dict], bool]] = field(default_factory=dict)
+    claims: Sequence[Mapping[str, Any]] = ()
 
     @property
     def module(self) -> str:

@@ -15,7 +15,8 @@ Every entry is made from a document, that of one benchmark, with the figures of 
 it cannot compare.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,8 @@ def new_summary(size_set: str, machine: Mapping[str, Any]) -> dict[str, Any]:
 def with_entry(found: dict[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
     """Return the results file with the entry of a document, in place of an older one."""
     entries = found["benchmarks"] | {document["benchmark"]: entry_of(document)}
-    least, most = zip(*(entry["reference_ms"] for entry in entries.values()), strict=True)
-    drift = max(most) / min(least)
-    return found | {"machine": document["hardware"], "drift": drift, "benchmarks": dict(sorted(entries.items()))}
+    drifted = drift(entry["reference_ms"] for entry in entries.values())
+    return found | {"machine": document["hardware"], "drift": drifted, "benchmarks": dict(sorted(entries.items()))}
 
 
 def document_of(
@@ -108,7 +108,7 @@ def headline_entry(headline: Headline | None, sizes: dict, repeats: Sequence[Map
     if headline.more_is_better is False:
         first, last = last, first
     ratios = [each[last] / each[first] for each in values]
-    factors = [drift([repeat[side] for side in headline.sides]) for repeat in repeats]
+    factors = [drift(repeat[side]["reference_ms"] for side in headline.sides) for repeat in repeats]
     return {
         "title": headline.titled(sizes),
         "unit": headline.unit,
@@ -124,10 +124,10 @@ def figures_of(answers: Mapping[str, dict]) -> dict[str, Figures]:
     return {side: answer["figures"] for side, answer in answers.items() if "figures" in answer}
 
 
-def drift(answers: Sequence[dict]) -> float:
-    """Return slowest over fastest of the reference product before and after these sides; 1 on a steady machine."""
-    times = [milliseconds for answer in answers for milliseconds in answer["reference_ms"]]
-    return max(times) / min(times)
+def drift(times: Iterable[Sequence[float]]) -> float:
+    """Return slowest over fastest of the reference product, from its times around some sides; 1 on a steady machine."""
+    milliseconds = [*chain.from_iterable(times)]
+    return max(milliseconds) / min(milliseconds)
 
 
 def doubt(ratio: Mapping[str, Any], drifted: float) -> str | None:

@@ -23,6 +23,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from common.bench import summary
+from common.bench.description import listed, look_up, operands
 from common.bench.plots import short
 from common.toml import tomllib
 
@@ -56,19 +58,7 @@ def read_questions(stage: Path, sizes: Mapping[str, Any], model: str | None = No
     return questions
 
 
-def look_up(found: Any, path: str) -> Any:
-    """Return what stands at a path such as "sides.02_kv_cache.seconds.-1"; of a figure its median."""
-    for part in path.split("."):
-        found = found[int(part)] if isinstance(found, list) else found[part]
-        found = found.get("median", found) if isinstance(found, dict) else found
-    return found
-
-
-def listed(value: Any) -> list:
-    return value if isinstance(value, list) else [value]
-
-
-def operands(question: Question, document: Mapping[str, Any], answer: str) -> tuple[list[float], list[float]]:
+def operands_of(question: Question, document: Mapping[str, Any], answer: str) -> tuple[list[float], list[float]]:
     """Return the medians above and below the line of "A / B": their ratios are in the question's unit.
 
     answer: "arithmetic" or "measured".
@@ -77,11 +67,11 @@ def operands(question: Question, document: Mapping[str, Any], answer: str) -> tu
     if not isinstance(figure, str):
         return [figure] * len(question["at"]), [1] * len(question["at"])
     above, _, below = figure.partition(" / ")
-    top = listed(look_up(document, above))
     if below == "first":
-        return top[1:], top[:1] * (len(top) - 1)
-    bottom = look_up(document, below) if below else [1] * len(top)
-    return top, [value / 100 if below and question["unit"] == "percent" else value for value in listed(bottom)]
+        first, *others = look_up(document, above)
+        return others, [first] * len(others)
+    top, bottom = operands(document, figure)
+    return top, [value / 100 if below and question["unit"] == "percent" else value for value in bottom]
 
 
 def result(question: Question, document: Mapping[str, Any], guess: Sequence[float] | None) -> dict[str, Any]:
@@ -90,7 +80,7 @@ def result(question: Question, document: Mapping[str, Any], guess: Sequence[floa
     "marks": where in the panel the guess stands, as `plots.mark_guesses` takes it. What a ratio is guessed to be is
     drawn over what it is a ratio to.
     """
-    each = {name: operands(question, document, name) for name in ANSWERS[1:]}
+    each = {name: operands_of(question, document, name) for name in ANSWERS[1:]}
     answers = {name: [one / other for one, other in zip(*both, strict=True)] for name, both in each.items()}
     heights = zip(question["at"], guess or (), each["measured"][1], strict=False)
     marks = [{"panel": question["panel"], "name": question["name"], "x": x, "y": y * unit} for x, y, unit in heights]
@@ -125,8 +115,7 @@ def relative_gap(expected: float, measured: float) -> float:
 
 def drift(document: Mapping[str, Any]) -> float:
     """Return slowest over fastest of the reference product while this was measured; 1 on a steady machine."""
-    times = [milliseconds for sides in document["reference_ms"] for both in sides.values() for milliseconds in both]
-    return max(times) / min(times)
+    return summary.drift(both for sides in document["reference_ms"] for both in sides.values())
 
 
 def table(document: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 import re
 import shutil
+from collections import Counter
 from dataclasses import asdict
 from itertools import pairwise
 from unittest.mock import Mock
@@ -13,13 +14,13 @@ from common.bench import suite
 from common.bench.cost_model import head_parameters, parameters, step_flops
 from common.bench.documents import read_json
 from common.bench.gpu import __main__ as command
-from common.bench.gpu import nano, roofline
+from common.bench.gpu import nano, roofline, timeline
 from common.bench.gpu import tests as gpu_tests
 from common.bench.gpu.budget import by_kernel, part_of, parts_of, step_budget
 from common.bench.gpu.tests import run_pytest, told
 from common.loader import find_checkpoint
 from common.loader.config import read_config
-from common.stages import ROOT
+from common.stages import ROOT, load_engine
 from tests.helpers.measured_here import measure_here, shrink_measurements
 
 PARTS = ("smoke", "nano", "tests", "budget")  # the sides of stages are measured by their own tests
@@ -136,10 +137,19 @@ def test_kernels_are_known_by_their_names_and_the_longest_product_is_that_of_the
     ])  # fmt: skip
 
 
-# ---- The roofline ----
+# ---- The roofline and the timeline ----
 
 
 def test_the_roof_is_drawn_with_what_has_been_measured_or_without(tmp_path):
     for card in ("h200", "l4"):  # the second has no results
         roofline.draw(card, tmp_path / card)
         assert (tmp_path / card).stat().st_size > 10_000
+
+
+def test_steps_are_recorded_and_drawn(tmp_path, loaded):
+    engine = load_engine("06")(loaded, max_running=2, kv_memory="8M")
+    spans = timeline.recorded(engine, 2, 20, tmp_path / "it.trace.json")
+    assert Counter(name for name, *_ in spans) == {"Python": timeline.STEPS, "waiting": timeline.STEPS}
+    assert (tmp_path / "it.trace.json").stat().st_size > 1000
+    timeline.draw({"With graphs": spans}, tmp_path / "it.png", "")
+    assert (tmp_path / "it.png").stat().st_size > 10_000

@@ -9,10 +9,10 @@ the activations from memory and back. Here they are four launches of three kerne
                     lie in pages, it also writes them there
     silu_mul        silu(gate) * up
 
-`triton_kernels.py` has them for CUDA, `numba_kernels.py` for the CPU; there a small model's step with few tokens has
-its products in such calls too, two for each block and one for the logits (`few_tokens.py`). Modules and parameters are
-those of the plain model; only `forward` differs. The products stay with a library, which is hard to beat, except on a
-GPU those of up to four rows; on a CPU `packed.py` gives it the weights in the layout that it reads fastest.
+`triton_kernels.py` has them for CUDA, `numba_kernels.py` for the CPU; there a step with few tokens has its products in
+such calls, too, two for each block and one for the logits (`few_tokens.py`). Modules and parameters are those of the
+plain model; only `forward` differs. The products stay with a library, which is hard to beat, except on a GPU those of
+up to four rows; on a CPU `packed.py` gives it the weights in the layout that it reads fastest.
 
 torch.compile is the other way to fewer launches, and finds such kernels by itself. It compiles the whole model when a
 server starts, and once more for each new class of shapes, while requests wait, and on a CPU it needs a C++ compiler;

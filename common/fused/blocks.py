@@ -1,8 +1,8 @@
 """Products that read weights in blocks (packed.py) as fast as memory delivers.
 
-A unit of work is 32 outputs of some rows, or both of a block of 64. It walks over the inputs and holds its sums in
-registers: nothing is added across a register, and a row's sums have the same order whatever other rows there are.
-Written in LLVM's own terms, since numba does not keep an array in registers.
+A unit is 32 outputs. A kernel takes one for some rows, or both of a block of 64, walks over the inputs and holds the
+sums in registers: nothing is added across a register, and a row's sums have the same order whatever other rows there
+are. Written in LLVM's own terms, since numba does not keep an array in registers.
 """
 
 from collections.abc import Callable
@@ -268,11 +268,8 @@ def multiplier(form: str, multiply_rows: Callable[..., None]) -> int:
     number = NUMBER[form]
 
     def multiply_units(place_at, x_at, bytes_of_x, rows, ins, first, last, out_at, bytes_of_out):
-        place, unit = array(place_at, 3, numpy.int64), first
-        while unit < last:
-            both = place[2] == 256 and unit % 2 == 0 and unit + 1 < last  # a block of 64: memory is fastest in order
-            multiply_rows(place, x_at, bytes_of_x, rows, ins, unit, both, out_at + 128 * unit, bytes_of_out, number)
-            unit += 1 + both
+        place = array(place_at, 3, numpy.int64)
+        multiply_rows(place, x_at, bytes_of_x, rows, ins, first, last, out_at, bytes_of_out, number)
 
     arguments = types.void(*[types.int64] * 9).args, types.void
     function = CFunc(multiply_units, arguments, {}, {"error_model": "numpy"})
@@ -282,27 +279,31 @@ def multiplier(form: str, multiply_rows: Callable[..., None]) -> int:
     return function.address
 
 
-def multiply_rows(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
-    """out[rows, 32] = x[rows, ins] times a unit of a weight whose form is that of `number`; both: out[rows, 64], with
-    the unit behind it, which lies in the same block."""
+def multiply_rows(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):
+    """out[rows, 32 * first : 32 * last] = x[rows, ins] times these units of a weight whose form is that of `number`."""
 
 
 @overload(multiply_rows, jit_options={"error_model": "numpy"})
-def _multiply_rows(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
+def _multiply_rows(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):
     form = FORM[number]
     step, quantized, multiply_some = STEP[form], HEADER[form] > 0, in_parts(multiply, form, MOST_ROWS)
     multiply_both = multiply_some if quantized else in_parts(partial(multiply, units=2), form, MOST_ROWS // 2)
     pairs = int(form == "bfloat16" and HAS_PAIRS)
 
-    def multiply_rows(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
-        start, line, groups = unit * 128, place[2], (ins + 31) // 32
-        weight, behind = place[0] + start // line * place[1] + start % line, groups * 128
+    def multiply_rows(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):
+        unit, line, groups = first, place[2], (ins + 31) // 32
+        behind = groups * 128
         x += pairs * behind_sums(groups)
         groups, steps = (groups, 32 // step) if quantized else (1, (ins + step - 1) // step)
-        if both:
-            multiply_both(weight, line, groups, steps, x, bytes_of_x, behind, rows, out, bytes_of_out)
-        else:
-            multiply_some(weight, line, groups, steps, x, bytes_of_x, behind, rows, out, bytes_of_out)
+        while unit < last:
+            start, to = unit * 128, out + 128 * unit
+            weight = place[0] + start // line * place[1] + start % line
+            if line == 256 and unit % 2 == 0 and unit + 1 < last:  # a block of 64: memory is fastest in order
+                multiply_both(weight, line, groups, steps, x, bytes_of_x, behind, rows, to, bytes_of_out)
+                unit += 2
+            else:
+                multiply_some(weight, line, groups, steps, x, bytes_of_x, behind, rows, to, bytes_of_out)
+                unit += 1
 
     return multiply_rows
 
@@ -339,7 +340,7 @@ def unpack(bits, place, to, ins, unit, like):
 def _unpack(bits, place, to, ins, unit, like):
     number = "float32" if isinstance(like.dtype, types.Float) else "bfloat16"
     bits8, bits4 = (unpack_unit(form, number) for form in ("8 bits", "4 bits"))
-    each = STEP[number]
+    each, bytes8, bytes4 = STEP[number], BYTES_OF_GROUP["8 bits"], BYTES_OF_GROUP["4 bits"]
 
     def unpack(bits, place, to, ins, unit, like):
         start, line = unit * 128, to[2]
@@ -347,8 +348,8 @@ def _unpack(bits, place, to, ins, unit, like):
         for group in range((ins + 31) // 32):
             steps, target = min(32, ins - 32 * group) // step, out + 32 // each * group * line
             if bits == 8:
-                bits8(place[0] + unit * place[1] + group * 1088, steps, target, line)
+                bits8(place[0] + unit * place[1] + group * bytes8, steps, target, line)
             else:
-                bits4(place[0] + unit * place[1] + group * 640, steps, target, line)
+                bits4(place[0] + unit * place[1] + group * bytes4, steps, target, line)
 
     return unpack

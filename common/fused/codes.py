@@ -45,9 +45,12 @@ from .numba_basics import fetch
 
 HAS_CODES = bool(llvmlite.binding.get_host_cpu_features().get("avx512vnni"))
 HALF = 16  # numbers of a row that have a scale
-# Bytes of a group of a row, and where in them the scales of its halves, their first sums of products, and the sum of
-# its numbers are.
-RECORD, SCALES, FIRST, SUM = 52, 32, 40, 48
+# A record is a group of a row in 8 bits. At byte
+#      0    the codes of its 32 numbers, int8
+#     32    the scale of each half, float32
+#     40    where the sum of products of each half begins, int32: -128 times the sum of its codes
+#     48    the sum of the numbers that all codes stand for, float32, which a minimum is multiplied with
+SCALES, FIRST, SUM, RECORD = 32, 40, 48, 52  # and where the next record begins
 SMALL = ir.VectorType(ir.IntType(8), HALF)
 
 
@@ -159,17 +162,19 @@ def unsigned(builder, words, form: str, turn: int):
     return builder.and_(builder.lshr(words, every(4 * turn)), every(0x0F0F0F0F))
 
 
-def multiply_codes(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
+def multiply_codes(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):
     """As `multiply_rows` (blocks.py), with rows in 8 bits."""
 
 
 @overload(multiply_codes, jit_options={"error_model": "numpy"})
-def _multiply_codes(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
+def _multiply_codes(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):
     multiply_some = in_parts(multiply, FORM[number], 8)
 
-    def multiply_codes(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
+    def multiply_codes(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):
         groups = (ins + 31) // 32
-        weight, behind = place[0] + unit * place[1], behind_sums(groups) + 64 * groups
-        multiply_some(weight, 0, groups, 0, x, bytes_of_x, behind, rows, out, bytes_of_out)
+        behind = behind_sums(groups) + 64 * groups
+        for unit in range(first, last):
+            weight, to = place[0] + unit * place[1], out + 128 * unit
+            multiply_some(weight, 0, groups, 0, x, bytes_of_x, behind, rows, to, bytes_of_out)
 
     return multiply_codes

@@ -3,9 +3,9 @@ and one for the logits.
 
 With one token a product of a small model takes ten microseconds, and the call of a library, from Python through
 PyTorch, takes as long: a decode step of the bundled model took three times as long as reading its weights does. Here
-each weight is read once, row by row, and multiplied with all tokens; what lies between the products happens on the way.
-From a dozen tokens on, or with tiles (tiles.py) from some dozens, a library does the arithmetic better: it keeps parts
-of more rows in registers.
+each weight is read once, block by block, and multiplied with all tokens; what lies between the products happens on the
+way. From a dozen tokens on, or with tiles (tiles.py) from some dozens, a library does the arithmetic better: it keeps
+parts of more rows in registers.
 """
 
 import time
@@ -32,7 +32,7 @@ _most: dict[tuple, int] = {}  # what was measured in this process
 
 
 class FewTokens:
-    """One block with these kernels, which read weights row by row.
+    """One block of the model with these kernels.
 
     What a step needs is found once, here: to ask modules and tensors for it takes as long as a kernel.
     """

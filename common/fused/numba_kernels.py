@@ -1,5 +1,5 @@
 """The kernels of fused/ for the CPU, compiled by numba: one loop over the tokens each, which threads share. Those of
-few_tokens.py have loops over the rows of weights.
+few_tokens.py have loops over the threads' shares of weights, too.
 
 A row's result depends neither on what the others hold nor on the number of threads; with weights of 8 and 4 bits and
 bfloat16 it depends on how many there are. Sums are float32, and bfloat16 is rounded where a number is stored.

@@ -127,28 +127,30 @@ def multiply(form: str, halves: int):
     return kernel
 
 
-def multiply_tiles(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
+def multiply_tiles(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):
     """As `multiply_rows`; x has its numbers in bfloat16, too."""
 
 
 @overload(multiply_tiles, jit_options={"error_model": "numpy"})
-def _multiply_tiles(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
+def _multiply_tiles(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):
     one, two = (multiply(FORM[number], halves) for halves in (1, 2))
     few, least = (multiply_codes, LEAST_QUANTIZED) if HAS_CODES and HEADER[FORM[number]] else (multiply_rows, LEAST)
 
-    def multiply_tiles(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number):
+    def multiply_tiles(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):
         if rows < least:
-            return few(place, x, bytes_of_x, rows, ins, unit, both, out, bytes_of_out, number)
-        start, line, groups = unit * 128, place[2], ins // 32
-        weight = place[0] + start // line * place[1] + start % line
-        x += behind_sums(groups)
-        while rows > 0:
-            configure(min(rows, 16), max(1, min(rows - 16, 16)))
-            if rows > 16:
-                two(weight, line, groups, x, bytes_of_x, out, bytes_of_out)
-            else:
-                one(weight, line, groups, x, bytes_of_x, out, bytes_of_out)
-            x, out, rows = x + 32 * bytes_of_x, out + 32 * bytes_of_out, rows - 32
-        release()
+            return few(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number)
+        line, groups = place[2], ins // 32
+        for unit in range(first, last):
+            start = unit * 128
+            weight = place[0] + start // line * place[1] + start % line
+            at, to, left = x + behind_sums(groups), out + start, rows
+            while left > 0:
+                configure(min(left, 16), max(1, min(left - 16, 16)))
+                if left > 16:
+                    two(weight, line, groups, at, bytes_of_x, to, bytes_of_out)
+                else:
+                    one(weight, line, groups, at, bytes_of_x, to, bytes_of_out)
+                at, to, left = at + 32 * bytes_of_x, to + 32 * bytes_of_out, left - 32
+            release()
 
     return multiply_tiles

@@ -100,16 +100,16 @@ def load_model(
         keep_freed_memory()
     folder = find_checkpoint(name_or_path, with_weights=load_format == "auto")
     config, library_config, note = choose_implementation(folder, model_impl)
-    config = replace(config, kv_int8=kv_dtype == "int8")
+    config, name = replace(config, kv_int8=kv_dtype == "int8"), str(name_or_path or "bundled")
     if library_config is not None and shard.ranks > 1:
-        raise InvalidInput(f"{name_or_path}: only common/model.py is split, and this is {note}: use one rank")
+        raise InvalidInput(f"{name}: only common/model.py is split, and this is {note}: use one rank")
     if library_config is not None and quantization in BITS:
-        raise InvalidInput(f"{name_or_path}: only common/model.py is quantised, and this is {note}")
+        raise InvalidInput(f"{name}: only common/model.py is quantised, and this is {note}")
     tokenizer = load_tokenizer(folder)
     eos_token_ids = read_eos_token_ids(folder)
     if tokenizer is not None and tokenizer.eos_token_id is not None:
         eos_token_ids |= {tokenizer.eos_token_id}  # some chat checkpoints name their end of turn only here
-    model, name, defaults = None, str(name_or_path or "bundled"), read_sampling_defaults(folder)
+    model, defaults = None, read_sampling_defaults(folder)
     if load_format != "none" and library_config is not None:
         from .any_model import load_library_model
 

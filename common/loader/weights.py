@@ -149,24 +149,20 @@ def quantized(parts: list, name: str, quantization: str) -> Codes | None:
     name: the parameter's. Embeddings and the output layer have 8 bits. Codes of a file that has as many bits stay.
     """
     stored = [None if isinstance(part, Tensor) else part.codes() for part in parts]
-    kinds = {codes and codes.bits for codes in stored}
     if quantization == "auto":
-        if len(kinds) > 1 or None in kinds:
-            return None
-    else:
-        bits = 8 if quantization == "int8" or name in ("embedding.weight", "head.weight") else 4
-        stored = [
-            codes
-            if codes and codes.bits == bits
-            else Codes.join(
-                [
-                    Codes.of(values, bits)
-                    for values in ([part] if isinstance(part, Tensor) else [values for _, values in part.pieces()])
-                ]
-            )
-            for part, codes in zip(parts, stored, strict=True)
-        ]
+        is_one_form = None not in stored and len({codes.bits for codes in stored}) == 1
+        return Codes.join(stored) if is_one_form else None
+    bits = 8 if quantization == "int8" or name in ("embedding.weight", "head.weight") else 4
+    for i, (part, codes) in enumerate(zip(parts, stored, strict=True)):
+        if codes is None or codes.bits != bits:
+            stored[i] = rounded(part, bits)
     return Codes.join(stored)
+
+
+def rounded(part: Any, bits: int) -> Codes:
+    """Return a matrix, a tensor or what a GGUF file has of it, in so many bits."""
+    pieces = [part] if isinstance(part, Tensor) else [values for _, values in part.pieces()]
+    return Codes.join([Codes.of(values, bits) for values in pieces])
 
 
 def stored_tensors(folder: Path, config: ModelConfig) -> Iterator[tuple[Path, str, Any]]:

@@ -256,11 +256,15 @@ needs_tiles = pytest.mark.skipif(not tiles.has_tiles(), reason="needs a processo
 
 
 @needs_tiles
-@pytest.mark.parametrize(("rows", "bits"), [*product([8, 16, 17, 32, 33, 70], [16]), *product([25, 33, 70], [8, 4])])
+@pytest.mark.parametrize(
+    ("rows", "bits", "outputs"),
+    [*product([8, 16, 17, 32, 33, 70], [16], [32, 64]), *product([25, 33, 70], [8, 4], [32])],
+)
 @torch.inference_mode()
-def test_tiles_multiply_numbers_in_bfloat16_and_add_in_float32(bits, rows):
-    linear = nn.Linear(96, 97, bias=False, dtype=torch.bfloat16)
-    layer = PackedLinear(linear, twice=True)
+def test_tiles_multiply_numbers_in_bfloat16_and_add_in_float32(rows, bits, outputs):
+    """In blocks of either size that oneDNN packs, whichever it takes here."""
+    layer = linear = nn.Linear(96, 97, bias=False, dtype=torch.bfloat16)
+    linear.blocks = packed.Blocks.at(packed.in_blocks(linear.weight, outputs, 96).contiguous())
     if bits < 16:
         layer = QuantizedLinear(QuantizedWeight(Codes.of(linear.weight, bits), 96, torch.bfloat16), None)
         linear.weight.copy_(layer.quantized.rows(torch.arange(97)))

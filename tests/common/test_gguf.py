@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import numpy as np
 import pytest
 import torch
@@ -14,6 +15,7 @@ from transformers import AutoModelForCausalLM
 from common import loader
 from common.demo import script_for
 from common.errors import InvalidInput
+from common.fused.quantized import Codes, QuantizedWeight
 from common.learn.milestones.stage_under_test import causal_attention
 from common.loader import chat_prompt, load_model
 from common.loader import gguf as ours
@@ -30,6 +32,7 @@ from tests.helpers.engine_options import endless
 from tests.helpers.gguf_files import LLAMA, write
 from tests.helpers.small_models import refusal
 
+BITS = {"Q8_0": {8}, "Q4_0": {4}, "Q4_1": {4}}  # of the codes that are kept
 FILES = [("llama", kind) for kind in ours.TYPES] + [("qwen2", "Q8_0"), ("qwen3", "Q4_1")]
 TEXT = "In 2023 the pages held  12 tokens,\n   4 of them <|im_end|>"
 LLAMA_3 = ours.LLAMA_3 | {"factor": 32.0}
@@ -69,6 +72,8 @@ def frequencies(rope: dict) -> torch.Tensor:
 def test_logits_are_those_of_transformers_own_reading_and_tokens_in_all_stages(family, kind, tmp_path):
     path = write(tmp_path / "small.gguf", family, kind)
     loaded, library = load_model(path, device="cpu", fused=False), library_reference(path)
+    weights = [module for module in loaded.model.modules() if isinstance(module, QuantizedWeight)]
+    assert {weight.bits for weight in weights} == BITS.get(kind, set())
     prompts = [loaded.tokenizer(text)["input_ids"] for text in (TEXT, "A token")]
     expected = library.model(torch.tensor(prompts[:1])).logits[0]
     hidden = loaded.model(torch.tensor(prompts[0]), torch.arange(len(prompts[0])), causal_attention)
@@ -78,6 +83,14 @@ def test_logits_are_those_of_transformers_own_reading_and_tokens_in_all_stages(f
     for stage in stage_folders() if (family, kind) in FILES[-3:] else ():
         engine = load_engine(stage.name)(loaded, **STAGES.get(stage.name[:2], {}))
         assert [request.token_ids for request in engine.generate(prompts, PARAMS)] == expected
+
+
+@pytest.mark.parametrize(("bits", "kind"), [(8, "Q8_0"), (4, "Q4_1")])
+def test_rounding_a_checkpoint_loses_no_more_than_llama_cpps_file_does(bits, kind):
+    weight, kind = torch.randn(64, 576), gguf.GGMLQuantizationType[kind]
+    rounded = QuantizedWeight(Codes.of(weight, bits), 576, torch.float32).rows(torch.arange(64))
+    theirs = torch.from_numpy(gguf.dequantize(gguf.quantize(weight.numpy(), kind), kind))
+    assert (rounded - weight).std() < 1.001 * (theirs - weight).std()
 
 
 def test_the_tokenizer_ends_of_text_and_shards_are_the_files_own(tmp_path):

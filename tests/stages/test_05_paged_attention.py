@@ -1,9 +1,12 @@
 """What stage 05 promises beyond the contract and its milestones: pages are owned once, in any order of requests."""
 
+from dataclasses import replace
+
 import pytest
 
 from common.memory import parse_bytes
 from common.stages import load_stage_module
+from tests.helpers.engine_options import endless, pool
 from tests.helpers.scheduler_machine import PagedMachine, machine_test
 
 engine_module, scheduler_module = (load_stage_module("05", name) for name in ("engine", "scheduler"))
@@ -29,6 +32,15 @@ def test_sizes_of_memory(loaded):
     for text in ("", "much", "-1G", "1T", "G", "9" * 400):
         with pytest.raises(ValueError, match="such as 512M"):
             Engine(loaded, kv_memory=text)
+
+
+def test_with_k_and_v_in_8_bits_fewer_requests_are_preempted(loaded, prompts):
+    preemptions = []
+    for kv_int8 in (False, True):
+        engine = Engine(replace(loaded, config=replace(loaded.config, kv_int8=kv_int8)), **pool(9))
+        engine.generate([prompt[:40] for prompt in prompts[:8]], endless(28))
+        preemptions.append(engine.stats()["preemptions"])
+    assert preemptions[0] > 2 * preemptions[1], "the same memory has 3.76 times as many pages"
 
 
 @pytest.mark.parametrize("kv_memory", ["4000000000G", "99999999999G"])

@@ -181,6 +181,11 @@ def swapped(files):
         file.write_bytes(content)
 
 
+def torn(files):
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-100])
+
+
 def damaged(files):
     for file in files:
         content = bytearray(file.read_bytes())
@@ -199,7 +204,7 @@ def huge(files):
             opened.truncate(10**9)
 
 
-@pytest.mark.parametrize("damage", [swapped, damaged, foreign, huge])
+@pytest.mark.parametrize("damage", [swapped, torn, damaged, foreign, huge])
 def test_a_file_that_is_not_as_it_was_written_costs_a_line_and_no_answer(make, documents, tmp_path, caplog, damage):
     expected = served(make(disk=tmp_path), documents[:2])
     damage(sorted(tmp_path.glob("*.kv")))

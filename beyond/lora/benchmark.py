@@ -88,11 +88,14 @@ def draw(document: dict, png: Path) -> None:
 
 def report(document: dict) -> dict[str, Rows]:
     figures = document["sides"][STAGE]
+    rates = {kind: figures[f"{kind}_tokens_per_second"]["median"] for kind in LABELS}
     rows = [["requests", "output tokens/s", "share, in turn"]]
-    for kind, label in LABELS.items():
-        shared = figures[f"{kind}_share"]["median"] if kind != "off" else None
-        median = statistics.median(figures[f"{kind}_tokens_per_second"]["median"])
-        rows.append([label.replace("\n", " "), plots.short(median), "" if shared is None else f"{shared:.2f}"])
+    for kind, of in (("off", None), ("none", "off"), ("adapters", "none")):
+        shared = ""
+        if of:
+            shares = sorted(mine / other for mine, other in zip(rates[kind], rates[of], strict=True))
+            shared = f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})"
+        rows.append([LABELS[kind].replace("\n", " "), plots.short(statistics.median(rates[kind])), shared])
     return {"throughput": rows}
 
 

@@ -47,8 +47,8 @@ class Promises(Around):
         # What is refused is not measured: an idle engine takes whatever comes, and so does one with an empty queue.
         late = self._prompts.seconds(self._ahead(len(prompt), params)) - (self.ttft or math.inf)
         if late > 0 and self._since is not None and self._waiting():
-            message = f"the first token would come {late:.1f} s later than the {self.ttft:g} s that are promised"
-            raise PromiseBroken(f"{message}: try again later", late)
+            message = f"the first token would come {max(late, 0.1):.1f} s later than the {self.ttft:g} s"
+            raise PromiseBroken(f"{message} that are promised: try again later", late)
         each = self._tokens.seconds(1)
         if self._since is not None and each > (self.tpot or math.inf):
             message = f"a token takes {each:.3f} s, and {self.tpot:g} are promised"

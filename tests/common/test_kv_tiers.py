@@ -14,8 +14,9 @@ from common.bench.workloads import page_prompt
 from common.errors import InvalidInput
 from common.kv_disk import Disk
 from common.kv_tiers import TierOptions, Tiers, root_name
-from common.stages import load_engine
+from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import drain, endless, pool
+from tests.helpers.faulty_fleet import FaultyFleet
 
 PAGE, PAGES, DOCUMENTS = 16, 28, 8  # memory for half of the documents
 TOKENS = 6 * PAGE  # of a document that can come back; its last token is computed
@@ -175,10 +176,33 @@ def test_others_decode_while_a_disk_is_read(make, documents, tmp_path):
     engine.close()
 
 
+def test_workers_that_die_lose_no_request_and_their_successors_read_the_disk(make, documents, tmp_path, monkeypatch):
+    expected = in_turn(make(None), documents)
+    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
+    engine = make(disk=tmp_path, stage="08", replicas=2, pages=14, num_draft_tokens=0)
+    assert in_turn(engine, documents) == expected
+    requests = [engine.add(document, GREEDY) for document in documents]
+    for worker in (0, 1):
+        for _ in range(4):
+            engine.step()
+            engine.check()
+        engine.fleet.die(worker)
+    drain(engine)
+    engine.check()
+    assert [request.token_ids for request in requests] == expected
+    assert engine.stats()["workers_lost"] == 2 and engine.stats()["kv_disk_tokens_hit"] > 0
+    engine.close()
+
+
 def swapped(files):
     contents = [file.read_bytes() for file in files]
     for file, content in zip(files, [*contents[1:], contents[0]], strict=True):
         file.write_bytes(content)
+
+
+def torn(files):
+    for file in files:
+        file.write_bytes(file.read_bytes()[:-100])
 
 
 def damaged(files):
@@ -199,7 +223,7 @@ def huge(files):
             opened.truncate(10**9)
 
 
-@pytest.mark.parametrize("damage", [swapped, damaged, foreign, huge])
+@pytest.mark.parametrize("damage", [swapped, torn, damaged, foreign, huge])
 def test_a_file_that_is_not_as_it_was_written_costs_a_line_and_no_answer(make, documents, tmp_path, caplog, damage):
     expected = served(make(disk=tmp_path), documents[:2])
     damage(sorted(tmp_path.glob("*.kv")))

@@ -5,6 +5,7 @@ import random
 from collections import Counter
 from types import SimpleNamespace
 
+import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,10 +15,11 @@ from common.errors import InvalidInput
 from common.policies import INPUT, OUTPUT, Fair, Key, Priority, Scheduling, read_keys
 from common.request import Request
 from common.sampling import SamplingParams
-from common.serving.promises import PromiseBroken, Promises
+from common.serving.promises import PromiseBroken, Promises, Rate
 from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import drain, endless
 from tests.helpers.faulty_fleet import WorkerWithoutModel
+from tests.helpers.serving_openai import ENDLESS, openai_server
 
 STAGES = ["04", "05", "06", "07", "08"]
 
@@ -215,3 +217,22 @@ def test_a_flood_breaks_no_promise_to_others():
     ):
         promises = Promises(loop, 1.0, None, Scheduling(policy, weights))
         assert promises._ahead(10, SamplingParams(**params)) == ahead
+
+
+def test_over_http_a_key_or_the_user_is_the_tenant_and_a_refusal_says_when_to_return(loaded, tmp_path, monkeypatch):
+    (tmp_path / "keys").write_text("anna 111\n")
+    options = "--api-keys", str(tmp_path / "keys"), "--tpot-objective", "1"
+    tenants, body, engine = [], {"prompt": "a", "max_tokens": 1, "user": "eve"}, load_engine("06")(loaded)
+    add = engine.add
+    monkeypatch.setattr(engine, "add", lambda *given: tenants.append(given[1].tenant) or add(*given))
+    monkeypatch.setattr(Rate, "seconds", lambda *_: 9.0)
+    with openai_server("06", loaded, engine=engine) as service:
+        assert service.post(**body).status_code == 200
+    with openai_server("06", loaded, *options, engine=engine) as service:
+        client = httpx.Client(base_url=service.url, headers={"Authorization": "Bearer 111"})
+        with client.stream("POST", "/v1/completions", json=ENDLESS | {"stream": True}) as stream:
+            next(stream.iter_lines())  # an idle engine takes whatever comes
+            late = client.post("/v1/completions", json=body)
+        assert service.post(**body).status_code == 401
+    assert tenants == ["eve", "anna"]
+    assert (late.status_code, late.headers["Retry-After"]) == (429, "5") and "1 are promised" in late.text

@@ -136,11 +136,7 @@ def test_entries_of_other_work_are_left_out_and_the_rest_compared(tmp_path, comp
     page, said = compare(*paths)
     assert (f"a.json: {benchmark} is left out, which measured other work: another {size}" in said) == is_other
     cells = table(page, "gains")["a"]
-    assert (
-        len(cells) == 2
-        and cells.count("") == is_other
-        and table(page, "stairs").keys() >= {"a Times stage 01, 1 client"}
-    )
+    assert len(cells) == 2 and cells.count("") == is_other and table(page, "stairs")
 
 
 def test_a_folder_stands_for_its_results_files_and_none_for_what_is_measured_here_and_committed(tmp_path, compare):

@@ -184,8 +184,6 @@ def test_rates_are_open_loops_whose_failures_are_counted(server, capsys):
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        (["--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9"),
-        (["--url", "localhost:8000"], "no server answers at localhost:8000"),
         (["--model", "gpt-7"], "the server has no model 'gpt-7'; it serves steady, bursts"),
         (["--api-key", "wrong"], "HTTP 401: Incorrect API key provided (the API key is that of --api-key or"),
         (["--model", "cut"], "the first request failed: peer closed connection"),

@@ -101,22 +101,15 @@ def test_help_lists_the_commands_and_the_stages_with_their_titles(tree, capsys):
     assert "02_kv_cache   02: remember keys and values\n" in output and "10_unfinished" not in output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "answer"),
-    [
-        (["dmeo"], f"Unknown command 'dmeo'. Use {', '.join(course.VERBS)}."),
-        (["serve"], "`serve` needs a stage: one of 01_naive, 02_kv_cache."),
-        (["diff", "--plain"], "`diff` needs a stage: one of 01_naive, 02_kv_cache."),
+def test_what_is_no_stage_of_the_course_is_not_measured_and_has_none_before_it(tree):
+    write_files(tree, {"mine/engine.py": ""})
+    for arguments, answer in (
         (["bench", "01"], "There is nothing to run: no benchmark.py was found."),
         (["bench", "mine"], "mine has no stage's name: its benchmark would measure the reference. Rename it."),
         (["diff", "mine"], "mine has no stage's number, so it is not clear which stage comes before it."),
-        (["diff", "1", "2"], "`diff` takes one stage, and was given 2 as well."),
-    ],
-)
-def test_a_wrong_command_line_is_answered_in_a_sentence(tree, arguments, answer):
-    write_files(tree, {"mine/engine.py": ""})
-    status, _, errors = finish(tree, *arguments)
-    assert (status, errors) == (1, answer + "\n")
+    ):
+        with pytest.raises(SystemExit, match=f"^{answer}$"):
+            course.main(arguments, tree)
 
 
 def test_old_pythons_are_turned_away_in_a_sentence(monkeypatch):

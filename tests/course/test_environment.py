@@ -172,11 +172,6 @@ def test_a_kit_holds_what_that_machine_needs_or_is_not_written(index, tmp_path, 
     assert all(any(name.startswith(start) for name in names) for start in expected), names
 
 
-def test_an_unknown_platform_is_answered_with_those_that_exist(tmp_path):
-    with pytest.raises(SystemExit, match="There is no kit for plan9-mips. Use --platform with one of linux-x86_64, "):
-        kit.main(["--out", str(tmp_path), "--platform", "plan9-mips", "--python", "3.12"])
-
-
 def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tmp_path, monkeypatch):
     """As a learner does it, through the door: with others' kits, a damaged one, and a whole one."""
     tree, kits = copy_door(tmp_path / "course"), tmp_path / "kits"

@@ -40,12 +40,8 @@ def test_the_list_names_symptoms_and_no_places(capsys, root):
     for fault in FAULTS:
         assert f"{fault.number} {fault.stage} {'*' * fault.difficulty} {' '.join(fault.symptom.split())}" in output
         assert fault.file not in output
-    for arguments, says in (
-        (["99"], "There is no bug 99"),
-        (["22", "--mended"], "make it with `python3 course.py bug 2"),
-    ):
-        with pytest.raises(SystemExit, match=says):
-            bug.main(arguments, root)
+    with pytest.raises(SystemExit, match="make it with `python3 course.py bug 22"):
+        bug.main(["22", "--mended"], root)
 
 
 def test_a_name_gets_one_fault_of_the_stage_and_others_get_others(capsys, root):
@@ -55,11 +51,6 @@ def test_a_name_gets_one_fault_of_the_stage_and_others_get_others(capsys, root):
         given |= said
         assert len(said) == 1
     assert len(given) > 1 and given <= {f"{one.hints[0]}\n" for one in FAULTS if one.stage == "05"}
-    with pytest.raises(SystemExit, match="no bug of stage 5"):
-        bug.main(["--student", "ada", "--stage", "5"], root)
-    for wrong in (["--stage", "05"], ["17", "--student", "ada"]):
-        with pytest.raises(SystemExit):
-            bug.main(wrong, root)
 
 
 @pytest.mark.parametrize(("number", "no_venv"), [(4, ""), (22, "1")], ids=["common", "stage, without .venv"])

@@ -1,6 +1,8 @@
 """The diff as a lesson: its order, its sittings, and what it leaves out."""
 
-from common.learn.stage_diff import Change, compare_file, sittings
+import pytest
+
+from common.learn.stage_diff import compare_file, sittings
 
 FIRST = '''"""NEW in 01: the scheduler.
 
@@ -32,29 +34,25 @@ class Scheduler:
 '''
 
 
-def change_to(now: str) -> Change:
-    return compare_file("scheduler.py", FIRST, now, "02")
-
-
-def test_markers_of_earlier_stages_and_a_docstring_in_other_words_are_no_change():
-    assert change_to(SECOND.replace("\n\nNEW in 02: it preempts.", "")).lines == []
-    assert change_to(FIRST.replace("It decides.", "It has decided.")).lines == []
-
-
-def test_of_a_files_docstring_only_what_is_marked_as_new_is_shown():
-    change = change_to(SECOND)
-    assert [line for line in change.lines if line[0] in "+-"] == ["+NEW in 02: it preempts."]
-    assert (change.added, change.removed) == (0, 0), "docstrings do not count"
-
-
-def test_a_change_is_shown_in_its_place_and_counted_as_code():
-    change = change_to(
-        FIRST.replace("        return", "        if self.full:\n\n            self.preempt()\n        return")
-    )
-    assert (change.kind, change.added, change.removed) == ("changed", 2, 0), "the blank line does not count"
-    assert change.lines[0] == "@@ class Scheduler:", "where the first line shown stands"
-    added = [line for line in change.lines if line[0] == "+"]
-    assert added == ["+        if self.full:", "+", "+            self.preempt()"]
+@pytest.mark.parametrize(
+    ("now", "shown", "added"),
+    [
+        (SECOND.replace("\n\nNEW in 02: it preempts.", ""), [], 0),
+        (FIRST.replace("It decides.", "It has decided."), [], 0),
+        (SECOND, ["+NEW in 02: it preempts."], 0),
+        (
+            FIRST.replace("        return", "        if self.full:\n\n            self.preempt()\n        return"),
+            ["@@ class Scheduler:", "+        if self.full:", "+", "+            self.preempt()"],
+            2,
+        ),
+    ],
+    ids=["earlier markers", "another docstring", "a marked docstring", "code, of which blank lines do not count"],
+)
+def test_what_is_shown_of_a_file_and_counted_as_code(now, shown, added):
+    """Code with where it stands, and of the file's docstring what is marked as new, which counts as no line."""
+    change = compare_file("scheduler.py", FIRST, now, "02")
+    assert [line for line in change.lines if line[0] in "+-" or line == "@@ class Scheduler:"] == shown
+    assert (change.kind, change.added, change.removed) == ("changed", added, 0)
 
 
 README = """[main.py](main.py) starts it; see also [common](../common/engine.py).

@@ -22,6 +22,14 @@ def pool(pages: int, page_size: int = 16, token_bytes: int = TOKEN_BYTES) -> dic
     return {"kv_memory": pages * page_size * token_bytes, "page_size": page_size}
 
 
+def assert_is_answer(result: dict, request) -> None:
+    """What a server says at the end of an answer of `/generate` is what the engine itself has generated."""
+    assert (result["finish_reason"], result["stop_reason"]) == (request.finish_reason, request.stop_reason)
+    assert result["generated_tokens"] == len(request.token_ids)
+    assert result["prompt_tokens"] == len(request.prompt_token_ids)
+    assert 0 < result["timings"]["time_to_first_token"] <= result["timings"]["end_to_end_latency"]
+
+
 def assert_same_answers(ours: list, theirs: list) -> None:
     """The same tokens, texts and ends, and nearly the same log-probabilities."""
     for mine, other in zip(ours, theirs, strict=True):

@@ -1,6 +1,5 @@
 """Steps that are interrupted, as Ctrl-C or a failing device interrupts them: before, within or behind a pass."""
 
-from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
@@ -51,10 +50,3 @@ class Interruptions:
             self.due = False
             self.reached.add(moment)
             raise KeyboardInterrupt
-
-
-def drain_interrupted(engine: Any) -> None:
-    while engine.has_unfinished:
-        with suppress(KeyboardInterrupt):
-            engine.step()
-        engine.check()

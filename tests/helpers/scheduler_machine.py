@@ -1,4 +1,4 @@
-"""What the state machines of stages 04 to 07 share: a scheduler without a model, under arrivals, steps and aborts."""
+"""What the state machines of stages 04 to 08 share: a scheduler without a model, under arrivals, steps and aborts."""
 
 from collections.abc import Callable
 
@@ -11,6 +11,7 @@ from common.request import Request
 from common.sampling import SamplingParams
 from common.token_budget import PROMPTS, ChunkPrice
 
+PRICES = st.builds(ChunkPrice, st.sampled_from([0.0, 0.05, 1.0]), st.sampled_from([0.0, 0.5]))
 MAX_STEPS = 2000  # more than the tokens of all requests: in each step the oldest request gains one
 
 
@@ -25,6 +26,16 @@ def machine_test(machine: type[RuleBasedStateMachine], examples: int, steps: int
     return test
 
 
+def assert_paid(scheduler, chunks: list) -> None:
+    """Assert that a step spends its budget, or where the decodes take more an eighth beside them, and one token."""
+    tokens = [len(chunk.token_ids) + getattr(chunk, "room", 0) for chunk in chunks]  # and draft tokens, from 07 on
+    assert sum(tokens) <= scheduler.token_budget
+    price = scheduler.price
+    paid = sum(price(chunk.start, count) for chunk, count in zip(chunks, tokens, strict=True))
+    each = [price(chunk.start, 1) for chunk in chunks]
+    assert paid <= max(scheduler.token_budget, sum(each) + scheduler.token_budget * PROMPTS) + max(each, default=0)
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Any order of arrivals, steps and aborts; after each, the books balance.
 
@@ -37,7 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.open: dict[str, Request] = {}  # by request id: ids sort in order of arrival
         self.count = 0
 
-    @initialize(price=st.builds(ChunkPrice, st.sampled_from([0.0, 0.05, 1.0]), st.sampled_from([0.0, 0.5])))
+    @initialize(price=PRICES)
     def set_price(self, price):
         self.scheduler.price = price
 
@@ -73,21 +84,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.assert_progress(ran)
         assert self.open or not ran
         self.assert_order()
-        self.assert_paid(chunks)
+        assert_paid(self.scheduler, chunks)
         return chunks
 
     def assert_progress(self, ran: list[str]) -> None:
         assert not self.open or min(self.open) in ran, "the oldest request runs in every step"
-
-    def assert_paid(self, chunks: list) -> None:
-        """Assert that a step spends its budget, or where the decodes take more an eighth beside them, and one token."""
-        budget = self.scheduler.token_budget
-        tokens = [len(chunk.token_ids) + getattr(chunk, "room", 0) for chunk in chunks]  # and draft tokens, from 07 on
-        assert sum(tokens) <= budget
-        price = self.scheduler.price
-        paid = sum(price(chunk.start, count) for chunk, count in zip(chunks, tokens, strict=True))
-        each = [price(chunk.start, 1) for chunk in chunks]
-        assert paid <= max(budget, sum(each) + budget * PROMPTS) + max(each, default=0)
 
     def run(self, chunks: list) -> None:
         """Without pages there is nothing to write."""

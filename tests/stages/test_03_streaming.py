@@ -4,6 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.helpers.engine_options import assert_is_answer
 from tests.helpers.serving_stage_03 import SteppingEngine, engine_module, serving, wait_until
 
 pytestmark = pytest.mark.usefixtures("apart")
@@ -25,10 +26,7 @@ def check_answers(service, expect, prompt=STORY, **params) -> None:
     assert "".join(event["text"] for event in events) == answer.json()["text"] == completion.text
     assert [token for event in events for token in event["token_ids"]] == completion.token_ids
     for result in (answer.json(), events[-1]):
-        assert (result["finish_reason"], result["stop_reason"]) == (completion.finish_reason, completion.stop_reason)
-        assert result["generated_tokens"] == len(completion.token_ids)
-        assert result["prompt_tokens"] == len(completion.prompt_token_ids)
-        assert result["timings"]["time_to_first_token"] <= result["timings"]["end_to_end_latency"]
+        assert_is_answer(result, completion)
 
 
 def test_streamed_is_unstreamed_is_generated(service, expect, prompts):

@@ -1,24 +1,21 @@
 """Stage 03 when something is in the way: clients that leave, too many of them, an engine that fails, a shutdown."""
 
 import gc
-import os
-import runpy
 import signal
-import socket
+import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from unittest.mock import Mock
 
 import httpx
 import pytest
 
-from common.process import free_port
 from common.stages import stage_folder
 from tests.helpers.serving_stage_03 import (
     SteppingEngine,
-    engine_module,
     graceful_module,
+    server_module,
     serving,
     thread_module,
     wait_until,
@@ -84,29 +81,7 @@ def test_a_client_that_leaves_makes_room(engine, apart):
         wait_until(lambda: service.post(**SHORT).status_code == 200)
 
 
-# ---- An engine that is idle or unavailable, or fails ----
-
-
-def test_an_idle_engine_is_stepped_if_it_asks_for_it_and_says_if_it_is_unavailable(loaded):
-    class Restless(engine_module.Engine):
-        idle_seconds = 0.01
-        idle_steps = 0
-
-        def step(self):
-            self.idle_steps += not self.has_unfinished
-            return super().step()
-
-    engine = Restless(loaded)
-    with serving(engine) as service:
-        wait_until(lambda: engine.idle_steps >= 5)
-        engine.unavailable = "no decode worker is alive"
-        wait_until(lambda: httpx.get(f"{service.url}/health").status_code == 503)
-        assert httpx.get(f"{service.url}/health").json() == {"error": engine.unavailable}
-        engine.unavailable = ""
-        assert service.post(**SHORT).status_code == 200
-        wait_until(lambda: httpx.get(f"{service.url}/health").status_code == 200)
-        steps = engine.idle_steps
-        wait_until(lambda: engine.idle_steps >= steps + 5)
+# ---- An engine that fails ----
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -159,61 +134,32 @@ def test_an_engine_that_fails_while_a_prompt_is_tokenized(engine, monkeypatch, c
 # ---- The program ----
 
 
+@pytest.mark.usefixtures("ctrl_c")  # or a program that is started in the background would ignore it
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_the_program_ends_with_a_status_when_its_answers_are_complete(sent, status, apart):
+    command = [sys.executable, stage_folder("03") / "main.py", "--serve", "--port", "0", *["--api-process"] * apart]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+        url = program.stdout.readline().split()[2]
+        with httpx.stream("POST", f"{url}/generate", json=LONG | {"stream": True}, timeout=60) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            program.send_signal(sent)
+            *_, last, _, done, _ = lines
+    assert '"finish_reason": "length"' in last and done == "data: [DONE]" and program.returncode == status
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize(
-    ("sent", "status", "finish_reason"),
-    [
-        (signal.SIGINT, 130, "length"),
-        (signal.SIGTERM, 0, "length"),
-        (None, "error: the engine failed: SystemExit('no reason'), and the server has stopped", "error"),
-    ],
-    ids=["Ctrl-C", "SIGTERM", "failure"],
-)
-def test_the_program_ends_with_a_status_when_its_answers_are_complete(
-    engine, loaded, monkeypatch, sent, status, finish_reason, apart
-):
-    """main.py in this process, and on its main thread, as signals are for that one."""
-
-    def use() -> list[str]:
-        wait_until(lambda: listens(port), 120)
-        client = httpx.Client(timeout=60)
-        url, body = f"http://127.0.0.1:{port}/generate", SHORT | {"stream": True}
-        with client, client.stream("POST", url, json=body) as response:
-            lines = response.iter_lines()
-            first = next(lines, "")
-            if sent:
-                os.kill(os.getpid(), sent)
-                wait_until(lambda: not listens(port))
-            else:
-                engine.failure = SystemExit("no reason")  # as a library that ends the process
-            engine.allow()
-            return [first, *lines]
-
-    port, main = free_port(), stage_folder("03") / "main.py"
-    monkeypatch.setattr(graceful_module, "GRACE_SECONDS", 60)  # a busy machine takes longer than the usual five
-    monkeypatch.setattr("common.cli.build_engine", lambda *_: (loaded, engine))
-    monkeypatch.setattr(sys, "argv", [str(main), "--serve", "--port", str(port), *["--api-process"] * apart])
-    if apart and not sent:
-        status = "no reason"  # the API's process says the rest
-    engine.allow(1)
-    handlers = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    with ThreadPoolExecutor() as pool, pytest.raises(SystemExit) as end:
-        client = pool.submit(use)
-        try:
-            runpy.run_path(str(main), run_name="__main__")
-        finally:
-            for one, handler in handlers.items():
-                signal.signal(one, handler)
-    first, *_, last, _, done, _ = client.result()
-    assert first.startswith("data: ") and f'"finish_reason": "{finish_reason}"' in last and done == "data: [DONE]"
-    assert end.value.code == status and not engine_threads()
-
-
-def listens(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
-        return True
-    return False
+def test_an_engine_that_fails_ends_the_program_with_the_reason(engine, monkeypatch):
+    monkeypatch.setattr(signal, "signal", Mock())  # handlers stay as they are
+    engine.failure = SystemExit("no reason")  # as a library that ends the process
+    engine.allow()
+    thread = thread_module.EngineThread(engine, 4)
+    server = graceful_module.Server(server_module.create_app(thread), thread, "127.0.0.1", 0)
+    with (
+        ThreadPoolExecutor() as pool,
+        pytest.raises(SystemExit, match="error: the engine failed: .*no reason.* stopped"),
+    ):
+        server.serve_until_stopped(lambda url: pool.submit(httpx.post, f"{url}/generate", json=SHORT))
 
 
 # ---- Shutdown ----

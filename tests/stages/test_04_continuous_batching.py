@@ -1,12 +1,9 @@
 """What stage 04 promises beyond the contract and its milestones: a fair scheduler, and static batches beside it."""
 
-import pytest
-
 from common.bench.engine_load import engine_load
 from common.bench.workloads import Job, mixed_length_jobs
 from common.stages import load_stage_module
 from tests.helpers.engine_options import GREEDY, endless
-from tests.helpers.interruptions import Interruptions, drain_interrupted
 from tests.helpers.scheduler_machine import SchedulerMachine, machine_test
 
 Engine, Scheduler = load_stage_module("04", "engine").Engine, load_stage_module("04", "scheduler").Scheduler
@@ -39,26 +36,14 @@ class ContinuousBatchingMachine(SchedulerMachine):
 TestScheduler = machine_test(ContinuousBatchingMachine, 60, 40)
 
 
-def test_impossible_options_are_refused(loaded):
-    for options, says in (
-        ({"max_running": 0}, "max_running must be at least 1"),
-        ({"max_running": 8, "token_budget": 7}, "token_budget is 7: it must be at least max_running, 8"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            Engine(loaded, **options)
-
-
 # ---- Static batching ----
 
 
-def test_static_batches_give_the_same_tokens(loaded, prompts, monkeypatch):
+def test_static_batches_give_the_same_tokens(loaded, prompts):
     right = [completion.token_ids for completion in Engine(loaded).generate(prompts[:7], GREEDY)]
     for size in (1, 3, 16):
         engine = StaticEngine(loaded, max_running=size)
-        Interruptions(engine, monkeypatch)
-        requests = [engine.add(prompt, GREEDY) for prompt in prompts[:7]]
-        drain_interrupted(engine)
-        assert [request.token_ids for request in requests] == right
+        assert [completion.token_ids for completion in engine.generate(prompts[:7], GREEDY)] == right
         assert engine.group == []
 
 
@@ -85,8 +70,7 @@ def test_the_closed_loop_keeps_four_requests_under_way(loaded):
 
 def test_the_mixed_workload_is_that_of_the_committed_results():
     jobs = mixed_length_jobs()
-    assert [len(job.prompt) for job in jobs[:4]] == [232, 163, 151, 94] and jobs[0].prompt[:3] == [1579, 3106, 3648]
-    assert [job.max_tokens for job in jobs[:3]] == [96, 28, 122] and sum(job.max_tokens for job in jobs) == 4543
+    assert jobs[0].prompt[:3] == [1579, 3106, 3648] and sum(job.max_tokens for job in jobs) == 4543
 
 
 # ---- Memory ----
@@ -98,5 +82,3 @@ def test_there_are_as_many_slots_as_fit_into_the_memory(loaded):
     assert engine.startup_notes.startswith("3 slots")
     engine.generate([[5], [6], [7], [8]], endless(2))
     assert [len(step.works) for step in engine.trace] == [3, 3, 1, 1]
-    with pytest.raises(ValueError, match=r"4096 tokens takes 32.0 MiB, and K and V may take 16.0: .*use stage 05"):
-        Engine(loaded, kv_memory=slot_bytes // 2)

@@ -3,18 +3,14 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import strategies as st
-from hypothesis.stateful import invariant, rule
 
 from common.serving.metrics import Measured
 from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import drain, endless
 from tests.helpers.faulty_fleet import FaultyFleet
-from tests.helpers.scheduler_machine import PagedMachine, machine_test, make_request, write
 
 Engine, WorkerEngine = load_engine("08"), load_stage_module("08", "engine").WorkerEngine
-scheduler_module, speculation_module = (load_stage_module("08", name) for name in ("scheduler", "speculation"))
 
 
 @pytest.mark.parametrize(("int8", "token_bytes"), [(False, 9216), (True, 2448)], ids=["float32", "int8"])
@@ -100,69 +96,3 @@ def test_a_router_without_weights_has_prompts_scored(loaded, monkeypatch, dies):
     engine.abort(left.request_id)
     engine.step()
     assert not any(worker.held for worker in router.fleet.workers) and not engine.has_unfinished
-
-
-# ---- The scheduler, without a model ----
-
-
-class TransferMachine(PagedMachine):
-    """Beside requests that run, some have pages that are being filled, or wait to be fetched, or were given up."""
-
-    def __init__(self):
-        super().__init__(scheduler_module.Scheduler(4, 9, 8, 2, speculation_module.Speculation(3)))
-
-    @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=8), output=st.integers(2, 6))
-    def reserve(self, prompt, output):
-        request = make_request(f"{self.count:04}", prompt, output)
-        request.append(1)
-        if self.scheduler.reserve(request) is not None:
-            self.open[request.request_id] = request
-            self.count += 1
-
-    @rule()
-    def resume(self):
-        for name, sequence in list(self.scheduler.reserved.items())[:1]:
-            table, tokens = sequence.page_table, self.open[name].all_token_ids[:-1]
-            write(self.memory, table, tokens, len(table.path) * table.page_size)  # its own tree has the others
-            self.scheduler.resume(self.open[name])
-
-    @rule()
-    def give_up(self):
-        for name in list(self.scheduler.reserved)[:1]:
-            self.scheduler.give_up(self.open.pop(name))
-
-    @rule()
-    def release_given_up(self):
-        for sequence in list(self.scheduler.given_up):
-            self.scheduler.release_given_up(sequence)
-
-    @invariant()
-    def requests_in_transfer_keep_their_place(self):
-        assert len(self.scheduler.running) + len(self.scheduler.reserved) <= 4
-
-    @rule()
-    def park(self):
-        ready = [one.request for one in self.scheduler.running.values() if one.request.token_ids]
-        for request in ready[:1]:
-            self.scheduler.park(request)
-
-    def assert_progress(self, ran):
-        scheduler = self.scheduler
-        if not scheduler.parked and not scheduler.reserved and not scheduler.given_up:
-            assert not self.open or next(iter(scheduler.running)) in ran, "without transfers the first request advances"
-
-    def assert_order(self):
-        scheduler = self.scheduler
-        waiting = [request.request_id for request in scheduler.waiting]
-        assert sorted([*scheduler.running, *waiting, *scheduler.parked, *scheduler.reserved]) == sorted(self.open)
-
-    def teardown(self):
-        self.release_given_up()
-        while self.scheduler.reserved:
-            self.resume()
-        for name in list(self.scheduler.parked):
-            self.scheduler.remove(self.open.pop(name))
-        super().teardown()
-
-
-TestTransfers = machine_test(TransferMachine, 100)

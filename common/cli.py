@@ -152,7 +152,7 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
         options["loras"] = dict(args.lora)
         if len(options["loras"]) < len(args.lora):
             raise InvalidInput("two adapters have the same name: give each --lora another")
-    check_quantization(args.quantization, choose_device(args.device, args.dtype)[0], args.tensor_parallel)
+    check_quantization(args.quantization, *choose_device(args.device, args.dtype)[:2], args.tensor_parallel)
     if args.tensor_parallel == 1:
         if options.get("workers") == "ray":
             if args.model_impl != "auto":

@@ -131,7 +131,9 @@ def quantize(source, target):
     """As `quantize` of int8.py: source[D] to target[D + 4], of which the last 4 bytes are the scale."""
     most = f4(SMALLEST)
     for d in range(len(source)):
-        most = max(most, abs(widen(source[d])))
+        size = abs(widen(source[d]))
+        if size > most or size != size:  # a NaN stays
+            most = size
     scale = most / f4(MOST)
     for d in range(len(source)):
         target[d] = numpy.int8(rounded(widen(source[d]) / scale))

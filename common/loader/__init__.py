@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidInput
-from ..fused import choose_model
+from ..fused import choose_model, why_not_numba
 from ..model import ModelConfig, Transformer
 from ..packages import is_packaged, packaged_model
 from ..process import keep_freed_memory
@@ -94,8 +94,7 @@ def load_model(
     if kv_dtype not in KV_DTYPES:
         raise InvalidInput(f"kv_dtype={kv_dtype!r} is unknown: use {' or '.join(KV_DTYPES)}")
     device, dtype, _ = choose_device(device, dtype)
-    whole_on_cpu = device.type == "cpu" and shard.ranks == 1
-    check_quantization(quantization, device, shard.ranks)
+    check_quantization(quantization, device, dtype, shard.ranks)
     if device.type == "cpu":
         keep_freed_memory()
     folder = find_checkpoint(name_or_path, with_weights=load_format == "auto")
@@ -117,7 +116,8 @@ def load_model(
     elif load_format != "none":
         model = empty_model(config, device, dtype, shard)
         if load_format == "auto":
-            copy_weights(model, folder, shard, quantization if whole_on_cpu else "none")
+            keeps_codes = why_not_codes(device, dtype, shard.ranks) is None
+            copy_weights(model, folder, shard, quantization if keeps_codes else "none")
         else:
             randomize_weights(model, shard)
             if quantization in BITS:
@@ -128,13 +128,20 @@ def load_model(
     return Loaded(model, tokenizer, config, eos_token_ids, name, device, dtype, shard, defaults, **origin)
 
 
-def check_quantization(quantization: str, device: torch.device, ranks: int) -> None:
+def check_quantization(quantization: str, device: torch.device, dtype: torch.dtype, ranks: int) -> None:
     """Raise InvalidInput if weights cannot be quantised so here."""
     if quantization not in QUANTIZATIONS:
         raise InvalidInput(f"quantization={quantization!r} is unknown: use {', '.join(QUANTIZATIONS)}")
-    if quantization in BITS and (device.type != "cpu" or ranks > 1):
-        where = f"device={device}" if ranks == 1 else f"{ranks} ranks"
-        raise InvalidInput(f"--quantization {quantization} is for a CPU and one rank, not for {where}: leave it out")
+    reason = why_not_codes(device, dtype, ranks)
+    if quantization in BITS and reason is not None:
+        raise InvalidInput(f"--quantization {quantization} needs kernels that cannot run here: {reason}; leave it out")
+
+
+def why_not_codes(device: torch.device, dtype: torch.dtype, ranks: int) -> str | None:
+    """Return why no kernel reads weights of 8 and 4 bits here, None if one does: without, each step unpacks them."""
+    if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or ranks > 1:
+        return "they are for float32 and bfloat16 on a CPU, and for one rank"
+    return why_not_numba()
 
 
 def choose_implementation(folder: Path, model_impl: str) -> tuple[ModelConfig, Any, str]:

@@ -181,9 +181,15 @@ def test_eight_bits_lose_half_a_scale_at_most(numbers, exponent):
     assert torch.equal(quantize(dequantize(rows, torch.float32))[:8], rows[:8]), "rounding again changes no number"
 
 
-def test_what_is_no_number_does_not_become_one():
+@pytest.mark.parametrize("name", ["torch", pytest.param("numba", marks=needs_numba)])
+def test_what_is_no_number_does_not_become_one(name):
+    attention, _ = choose_attention(name, CPU, torch.float32, 64, 16)
     for bad in (float("inf"), float("nan")):
-        assert dequantize(quantize(torch.tensor([1.0, bad, 3.0, 0.0])), torch.float32).isnan().all()
+        k, pages = torch.ones(1, 2, 64), torch.zeros(2, 1, 16, 2, 68, dtype=torch.int8)
+        k[0, 1, 40] = bad
+        attention.write(k, k, *pages, torch.tensor([3]))
+        wrong = dequantize(pages[:, 0, 3], torch.float32).isnan()
+        assert wrong[:, 1].all() and not wrong[:, 0].any()
 
 
 @needs_numba

@@ -401,10 +401,12 @@ def test_unavailable_devices_and_dtypes_are_refused(options, tmp_path):
 
 
 def test_where_weights_cannot_be_quantised_or_split_a_sentence_says_so_before_anything_is_loaded(tmp_path):
-    with pytest.raises(InvalidInput, match="int8 is for a CPU and one rank, not for device=cuda"):
-        check_quantization("int8", torch.device("cuda"), 1)
-    with pytest.raises(InvalidInput, match="int4 is for a CPU and one rank, not for 2 ranks"):
+    with pytest.raises(InvalidInput, match="int8 needs kernels .* one rank; leave it out"):
+        check_quantization("int8", torch.device("cuda"), torch.float32, 1)
+    with pytest.raises(InvalidInput, match="int4 needs kernels .* one rank; leave it out"):
         load_model(tmp_path, device="cpu", shard=Shard(0, 2), quantization="int4")
+    with pytest.raises(InvalidInput, match="int4 needs kernels .* float32 and bfloat16"):
+        load_model(tmp_path, device="cpu", dtype="float16", quantization="int4")
     write_json(tmp_path / "config.json", {"model_type": "gpt2", "n_layer": 1})
     with pytest.raises(InvalidInput, match=r"only common/model\.py is quantised, and this is model=transformers"):
         load_model(tmp_path, device="cpu", quantization="int4")

@@ -9,8 +9,10 @@ from common.serving.scoring import Scoring, ScoringParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import drain, endless
 from tests.helpers.faulty_fleet import FaultyFleet
+from tests.helpers.scheduler_machine import PagedMachine, machine_test
 
 Engine, WorkerEngine = load_engine("08"), load_stage_module("08", "engine").WorkerEngine
+scheduler_module, speculation_module = (load_stage_module("08", name) for name in ("scheduler", "speculation"))
 
 
 @pytest.mark.parametrize(("int8", "token_bytes"), [(False, 9216), (True, 2448)], ids=["float32", "int8"])
@@ -96,3 +98,23 @@ def test_a_router_without_weights_has_prompts_scored(loaded, monkeypatch, dies):
     engine.abort(left.request_id)
     engine.step()
     assert not any(worker.held for worker in router.fleet.workers) and not engine.has_unfinished
+
+
+# ---- The scheduler, without a model ----
+
+
+class PassingMachine(PagedMachine):
+    """Short prompts pass long ones, and draft tokens are paid for. Transfers are in the router's machine."""
+
+    def __init__(self):
+        super().__init__(scheduler_module.Scheduler(4, 9, 8, 2, speculation_module.Speculation(3)))
+
+    def assert_progress(self, ran):
+        assert not self.open or next(iter(self.scheduler.running)) in ran, "the first request advances"
+
+    def assert_order(self):
+        waiting = [request.request_id for request in self.scheduler.waiting]
+        assert sorted([*self.scheduler.running, *waiting]) == sorted(self.open)
+
+
+TestPassing = machine_test(PassingMachine, 100)

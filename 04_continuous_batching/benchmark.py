@@ -157,8 +157,8 @@ def draw_sweep(document: dict, png: Path) -> None:
         "Predicted: each further request adds to a step what its token and its share of its prompt cost in a prefill."
     )
     with plots.page(png, document, message, columns=2, remark=remark) as (throughput, gap):
-        plots.doubling(throughput, clients)
-        plots.doubling(gap, clients)
+        throughput.set_xticks(clients)
+        gap.set_xticks(clients)
         plots.predicted(throughput, clients, figures["predicted_tokens_per_second"], "predicted")
         for stage, label in ((BEFORE, "stage 03"), (NOW, "stage 04")):
             plots.line(throughput, clients, sides[stage][RATE], stage, label)
@@ -182,7 +182,7 @@ def draw_batching(document: dict, png: Path) -> None:
         plots.steps(finished, now[DONE], counts, NOW, "continuous")
         plots.axes(finished, "seconds", "requests finished", "The same model, two ways to batch")
         finished.yaxis.get_major_locator().set_params(integer=True)
-        plots.doubling(gap, sizes["arriving"])
+        gap.set_xticks(sizes["arriving"])
         *pieces, whole = sizes["budgets"]
         plots.line(gap, sizes["arriving"], now[f"longest_gap_ms_budget_{whole}"], "static", "in one piece")
         for i, budget in enumerate(pieces):

@@ -41,7 +41,7 @@ from common.stages import load_engine
 
 BEFORE, NOW, PEER = "04_continuous_batching", "05_paged_attention", "transformers"
 PAGE = 16  # tokens, of the engine unless it is told otherwise
-TINTS = {"model": "#b8c4cc", "attention": "#c8354b", "sampling": "#7b4a9e", "bookkeeping": "#2b2b38"}  # of a step
+TINTS = {"model": "#dfe4e8", "attention": "#8a97a3", "sampling": "#bcc6ce", "bookkeeping": "#4a5560"}  # no stage's
 
 
 def measure_slots(settings: Settings, sizes: dict) -> Figures:
@@ -197,7 +197,8 @@ def draw_cost(document: dict, png: Path) -> None:
     message = "Where the time of a step goes: slots, pages, and pages that are gathered first"
     remark = (
         f"A step in which that many requests decode, {sizes['context']} tokens behind each. Gathered first: "
-        "--attention torch.\nDashed: all weights and K and V read once, or the arithmetic where it takes longer."
+        "--attention torch.\nDashed, the lower bound: all weights and K and V read once, or the arithmetic where it "
+        "takes longer."
     )
     profiles = [
         ("Stage 04: slots", slots, "step"),
@@ -210,9 +211,9 @@ def draw_cost(document: dict, png: Path) -> None:
             heights = {part: side[f"{name}_{part}_ms"]["median"] for part in TINTS}
             plots.stack(panel, [str(batch) for batch in sizes["batches"]], heights, TINTS)
             plots.predicted(panel, range(len(sizes["batches"])), pages["floor_ms"], "_floor")
-            plots.axes(panel, "requests (dashed: lower bound)", "milliseconds", title)
+            plots.axes(panel, "requests in the step", "milliseconds", title)
             panel.set_ylim(top=1.15 * highest)
-            panel.grid(False)  # its lines would go through the names of the parts
+        steps[0].legend(reverse=True, loc="upper left")  # for all panels
 
 
 BENCHMARK = Benchmark(

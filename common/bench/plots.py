@@ -63,7 +63,7 @@ def page(
 
     headline = {} if isinstance(document, str) else document.get("headline") or {}
     if "ratio" in headline and headline.get("doubt"):
-        message, remark = "Noise, not a result", f"Noise: {headline['doubt']}.\n{remark}"
+        message = f"No result: {headline['doubt']}"
     with matplotlib.rc_context({}, STYLE):
         figure = Figure(figsize=(WIDTH_INCHES, height), dpi=DPI, layout="constrained")
         figure.get_layout_engine().set(wspace=0.06, hspace=0.08, w_pad=0.1, h_pad=0.1)
@@ -194,7 +194,6 @@ def stack(panel, labels: Sequence[str], heights: dict[str, Sequence[float]], tin
     for part, values in heights.items():
         panel.bar(labels, values, width=0.6, bottom=base, color=tints[part], label=part)
         base = [low + value for low, value in zip(base, values, strict=True)]
-    panel.legend(reverse=True, loc="upper left", frameon=False, fontsize=10.5)
 
 
 def axes(panel, x_label: str, y_label: str, title: str = "") -> None:

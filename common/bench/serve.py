@@ -207,7 +207,7 @@ def draw(document: dict[str, Any], png: Path) -> None:
     loads = [point[axis] for point in points]
     rates = [point["output_tokens_per_second"] for point in points]
     message = f"Up to {short(max(rates))} output tokens per second, at {axis} {loads[rates.index(max(rates))]:g}"
-    remark = "Median and 99th percentile over all requests; the band reaches to the 90th. Seen by the client."
+    remark = "Median and 99th percentile of requests, or of gaps; the band ends at the 90th. Seen by the client."
     asked = f"{document['workload']}.\nModel {document['model']} over HTTP, {document['endpoint']}"
     footer = "; ".join([f"{asked}, {document['arrivals']}", document["date"], *warnings(document)]) + "."
     with plots.page(png, footer, message, rows=2, columns=2, height=8, remark=remark) as (total, gaps, rate, first):

@@ -9,6 +9,7 @@ import itertools
 from random import Random
 
 from common.checkpoints.corpus import exercises, facts, stories, terms
+from common.checkpoints.corpus.words import an
 from common.errors import InvalidInput
 from common.loader import chat_prompt
 from common.request import check_prompt_length
@@ -19,9 +20,17 @@ from .lessons import LONG
 from .view import View
 
 TOPICS = (facts.exchange, exercises.lists, terms.exchange, stories.request)
+HEROES = [an(hero) for hero in stories.STORIES["heroes"]]
+TERMS = [term["phrase"] for term in terms.TERMS]
 EVERY_LONG = 6  # with long prompts, this many requests make one that is long
 MOST_CLIENTS = 64
 BACK_OFF_SECONDS = 0.5  # from a refusal to the next try
+
+
+def filled(prompt: str, number: int) -> str:
+    """Return a prompt with a hero and a term of its own in place of {hero} and {term}, so that rows differ."""
+    hero, term = (names[number % len(names)] for names in (HEROES, TERMS))
+    return prompt.replace("{hero}", hero).replace("{term}", term)
 
 
 class Clients:
@@ -46,9 +55,9 @@ class Clients:
             self._clients.append(asyncio.create_task(self._client()))
 
     async def send(self, prompt: str, params: SamplingParams, *, count: int = 1, chat: bool = True, system: str = ""):
-        """Submit the same prompt `count` times; return the ids of the requests. Errors are those of `submit_all`."""
-        token_ids = await self._token_ids(prompt, chat, system)
-        streams = await self.thread.submit_all([(token_ids, params)] * count)
+        """Submit a prompt `count` times; return the ids of the requests. Errors are those of `submit_all`."""
+        prompts = [await self._token_ids(filled(prompt, number), chat, system) for number in range(count)]
+        streams = await self.thread.submit_all([(each, params) for each in prompts])
         for stream in streams:
             task = asyncio.create_task(stream.finished())
             self._readers.add(task)

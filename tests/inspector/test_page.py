@@ -55,7 +55,8 @@ def test_an_engine_is_stopped_stepped_and_looked_into(loaded, page_of):
         page.click("text=Send: Twelve stories at once")
         page.has(f"{NEWEST}.waiting.length === 12")
         assert server.engine.trace.steps == 0
-        assert len(set(page.evaluate(f"{REQUESTS}.map((one) => one.hue)"))) == 12, "each has a colour of its own"
+        for own in ("hue", "prompt"):
+            assert len(set(page.evaluate(f"{REQUESTS}.map((one) => one.{own})"))) == 12, own
         for steps in (1, 2):
             page.click("text=One step")
             page.has(f"{STORE}.columns === {steps}")

@@ -27,7 +27,7 @@ CARDS = {  # bytes and FLOPs per second, of products in bfloat16 without sparsit
     "4090": ("NVIDIA GeForce RTX 4090", 1.008e12, 165e12),
 }
 RATES = "copy_bytes_per_second", "matmul_flops_per_second"
-TINTS = {"read the weights": "04", "read K and V": "01", "compute": "07", "launch kernels": "06"}
+PARTS = "read the weights", "read K and V", "compute", "launch kernels"
 
 
 def draw(card: str, png: Path) -> None:
@@ -53,14 +53,13 @@ def draw_roof(panel, title: str, document: dict, points: dict[int, float], conte
     rates = [document["hardware"][rate] for rate in RATES]
     steps = [(*step_parts(config, B, context, dtype, *rates), launches * SMALLEST_KERNEL) for B in REQUESTS]
     roof = [1e3 * max(weights + kv, *others) for weights, kv, *others in steps]
-    columns = zip(*steps, strict=True)
-    parts = {part: [1e3 * seconds for seconds in each] for part, each in zip(TINTS, columns, strict=True)}
     plots.doubling(panel, REQUESTS[::2])
     plots.logarithmic(panel)
     panel.plot(REQUESTS, roof, color=plots.TEXT, alpha=0.2, linewidth=7, label="_roof")
-    for part, times in parts.items():
-        if any(times):
-            panel.plot(REQUESTS, times, color=plots.COLORS[TINTS[part]], linewidth=1.5, label=part)
+    for part, seconds in zip(PARTS, zip(*steps, strict=True), strict=True):
+        if any(seconds):
+            times = [1e3 * each for each in seconds]
+            panel.plot(REQUESTS, times, color=plots.PREDICTION, linewidth=1.5, label=part)
     panel.plot([*points], [*points.values()], "o", color=plots.TEXT, label="_measured")
     if points:
         plots.note(panel, min(points), points[min(points)], "measured", above=9)

@@ -48,8 +48,9 @@ class Service:
         self.tags = tags_of_calls(self.tokenizer)
 
     def check_model(self, name: str | None) -> None:
-        if name is not None and name != self.name and name not in self.engine.adapters:
-            message = f"the model {shortened(name)} does not exist: use {self.name!r}"
+        names = [self.name, *self.engine.adapters]
+        if name is not None and name not in names:
+            message = f"the model {shortened(name)} does not exist: use {' or '.join(map(repr, names))}"
             raise BadRequest(message, "model", status=404, code="model_not_found")
 
     def model_card(self, name: str) -> dict[str, Any]:

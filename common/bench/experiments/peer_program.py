@@ -11,7 +11,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 Generate = Callable[[list[list[int]], int], list[list[int]]]  # prompts, output tokens of each -> greedy token ids
 
@@ -84,6 +84,13 @@ def transformers(order: dict) -> Generate:
     return generate
 
 
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
+
+
 def measure(order: dict) -> dict:
     """Return prompt and decode tokens per second at each load, the greedy answers, versions and settings."""
     generate = globals()[order["engine"]](order)
@@ -95,7 +102,7 @@ def measure(order: dict) -> dict:
         "prompts": [prompts for prompts, _ in rates],
         "decode": [decode for _, decode in rates],
         "answers": [" ".join(map(str, answer)) for answer in answers],
-        "versions": {name: version(name) for name in order["packages"]},
+        "versions": {name: version_of(name) for name in order["packages"]},
         "settings": {name: without_folders(os.environ.get(name, "")) for name in order["settings"]},
     }
 

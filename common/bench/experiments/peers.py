@@ -66,6 +66,7 @@ class Peer(NamedTuple):
     model: str
     cases: Sequence[str]
     tint: str
+    weights: str = ""
     home: str = ""
     packages: Sequence[str] = ("torch",)
     order: Mapping[str, str] = {}
@@ -101,7 +102,7 @@ def fields(peer: Peer, case: str) -> dict[str, str]:
     found = {
         "name": given.model or bundled,
         "folder": place / "models" / given.model if given.model else bundled,
-        "gguf": place / "models" / f"{case}.gguf",
+        "gguf": place / "models" / f"{peer.weights or case}.gguf",
         "dtype": given.dtype,
         "quantization": given.quantization,
         "bin": home / "bin",
@@ -178,8 +179,9 @@ def measure_llama(peer: Peer, found: Mapping[str, str], order: dict) -> Figures:
 
     given, tokens, prompt = variables(peer, found), order["tokens"], len(order["warm_up"][0][0])
     counts = [len(load[0][0]) for load in order["loads"] for _ in range(1 + len(load))]
-    command = "{bin}/llama-batched-bench -m {gguf} -t {cores} -tb {cores} -b 2048 -ub 2048 --output-format jsonl "
-    command += f"-npp {prompt} -ntg {tokens} -npl {','.join(map(str, counts))} -c {max(counts) * (prompt + tokens)}"
+    command = "{bin}/llama-batched-bench -m {gguf} -t {cores} -tb {cores} -b 2048 -ub 2048 -lm none "
+    command += f"--output-format jsonl -npp {prompt} -ntg {tokens} -npl {','.join(map(str, counts))} "
+    command += f"-c {max(counts) * (prompt + tokens)}"
     rates: dict[str, list[list[float]]] = {"speed_pp": [], "speed_tg": []}
     for attention in ("on", "off"):
         asked = words(f"{command} -fa {attention}", found)
@@ -219,7 +221,8 @@ def measure_http(settings: Settings, sizes: dict, name: str, case: str) -> Figur
 
     with serving(words(peer.server, found), f"{name}'s server", variables(peer, found)) as url:
         target = find_target(url, Job(next(prompts), 8), Target())
-        ask(sizes["closed"][-1][0], concurrency=sizes["closed"][-1][0])  # a warm-up
+        ask(sizes["closed"][-1][0], concurrency=sizes["closed"][-1][0])  # a warm-up, as is the next
+        ask(round(sizes["open"][-1] * sizes["seconds"]), rate=sizes["open"][-1])
         return {
             "closed": [ask(count, concurrency=clients) for clients, count in sizes["closed"]],
             "open": [ask(round(rate * sizes["seconds"]), rate=rate) for rate in sizes["open"]],

@@ -55,6 +55,8 @@ def write_rounded(source, target, D: tl.constexpr, BLOCK_D: tl.constexpr):
     dims = tl.arange(0, BLOCK_D)
     x = tl.load(source + dims, dims < D, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-30) / 127
+    is_wrong = tl.max((x != x).to(tl.int32), axis=0) > 0  # a maximum leaves NaN out
+    scale = tl.where(is_wrong, float("nan"), scale)
     tl.store(target + dims, ((x / scale + 12582912.0) - 12582912.0).to(tl.int8), dims < D)
     tl.store((target + D).to(tl.pointer_type(tl.float32), bitcast=True), scale)
 

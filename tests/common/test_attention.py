@@ -181,7 +181,10 @@ def test_eight_bits_lose_half_a_scale_at_most(numbers, exponent):
     assert torch.equal(quantize(dequantize(rows, torch.float32))[:8], rows[:8]), "rounding again changes no number"
 
 
-@pytest.mark.parametrize("name", ["torch", pytest.param("numba", marks=needs_numba)])
+@pytest.mark.parametrize(
+    "name",
+    ["torch", pytest.param("numba", marks=needs_numba), pytest.param("triton", marks=[needs_triton, on_cpu])],
+)
 def test_what_is_no_number_does_not_become_one(name):
     attention, _ = choose_attention(name, CPU, torch.float32, 64, 16)
     for bad in (float("inf"), float("nan")):

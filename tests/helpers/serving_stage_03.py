@@ -57,9 +57,9 @@ class CountingThread(thread_module.EngineThread):
 
     submitted = aborted = 0
 
-    async def submit_all(self, orders, arrived=None):
-        self.submitted += len(orders)
-        return await super().submit_all(orders, arrived)
+    async def submit_all(self, submissions, arrived=None):
+        self.submitted += len(submissions)
+        return await super().submit_all(submissions, arrived)
 
     def abort(self, stream):
         super().abort(stream)

@@ -36,7 +36,7 @@ def undisturbed(prompt: list[int], count: int) -> list[int]:
 class RouterMachine(RuleBasedStateMachine):
     """Two prefill and two decode workers with too little memory. Turns, deaths, aborts and accidents, in any order.
 
-    It shares nothing with SchedulerMachine, since a router schedules no tokens.
+    Its workers have stage 08's scheduler and pages, and no model.
     """
 
     workers = {"prefill": 2, "decode": 2}

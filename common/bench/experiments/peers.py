@@ -264,8 +264,7 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
 
 
 def report(document: dict) -> dict[str, Rows]:
-    """Return the README's tables: in a cell the medians by requests at once, of "alike" the least by prompt, of
-    "spread" how far the repeats' decode rates lie apart, in percent of the median."""
+    """Return the README's tables: in a cell the medians by requests at once, of "alike" the least by prompt."""
     sizes = document["sizes"]
     of_sides = {f"{side} {name}": each[name] for side, each in document["sides"].items() for name in each}
 
@@ -289,16 +288,10 @@ def report(document: dict) -> dict[str, Rows]:
     return {
         **{name: by_case(name) for name in ("decode", "prompts", "percent", "above")},
         "alike": by_case("alike", itemgetter("min")),
-        "spread": by_case("decode", spread),
         "closed": over_http("closed", "clients", [clients for clients, _ in sizes["closed"]]),
         "open": over_http("open", "arriving/s", sizes["open"]),
         "left out": [["side", "why"], *map(list, document["missing"].items())],
     }
-
-
-def spread(of: Figures) -> list[float]:
-    triples = zip(of["min"], of["median"], of["max"], strict=True)
-    return [100 * (most - least) / median for least, median, most in triples]
 
 
 def draw(document: dict, png: Path) -> None:

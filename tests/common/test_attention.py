@@ -181,6 +181,7 @@ def test_eight_bits_lose_half_a_scale_at_most(numbers, exponent):
     assert torch.equal(quantize(dequantize(rows, torch.float32))[:8], rows[:8]), "rounding again changes no number"
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Triton's interpreter
 @pytest.mark.parametrize(
     "name",
     ["torch", pytest.param("numba", marks=needs_numba), pytest.param("triton", marks=[needs_triton, on_cpu])],

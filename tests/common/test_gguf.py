@@ -194,6 +194,7 @@ def test_smollm2_gives_transformers_tokens_for_16_chats_in_every_stage(smollm2):
     # Of a context of 8,192 tokens stage 04 has room for two.
     short = replace(loaded, config=replace(loaded.config, context_length=256))
     for stage in stage_folders():
-        options = {"max_running": 16} if stage.name[:2] not in ("01", "02", "03") else {}
-        engine = load_engine(stage.name)(short, **options)
-        assert [request.token_ids for request in engine.generate(prompts, PARAMS)] == expected, stage.name
+        one_by_one = stage.name[:2] in ("01", "02", "03")
+        count, options = (4, {}) if one_by_one else (16, {"max_running": 16})
+        requests = load_engine(stage.name)(short, **options).generate(prompts[:count], PARAMS)
+        assert [request.token_ids for request in requests] == expected[:count], stage.name

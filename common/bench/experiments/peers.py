@@ -13,11 +13,10 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
 from functools import cache, partial
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -268,10 +267,9 @@ def report(document: dict) -> dict[str, Rows]:
     sizes = document["sizes"]
     of_sides = {f"{side} {name}": each[name] for side, each in document["sides"].items() for name in each}
 
-    def by_case(name: str, of: Callable[[Figures], list] = itemgetter("median")) -> Rows:
+    def by_case(name: str, which: str = "median") -> Rows:
         found = of_sides | document["figures"]
-        figures = [[found.get(f"{peer} {case} {name}") for case in CASES] for peer in PEERS]
-        cells = [[of(each) if each else () for each in row] for row in figures]
+        cells = [[found.get(f"{peer} {case} {name}", {}).get(which, ()) for case in CASES] for peer in PEERS]
         rows = (
             [peer, *(" / ".join(map(plots.short, cell)) for cell in row)]
             for peer, row in zip(PEERS, cells, strict=True)
@@ -287,7 +285,7 @@ def report(document: dict) -> dict[str, Rows]:
 
     return {
         **{name: by_case(name) for name in ("decode", "prompts", "percent", "above")},
-        "alike": by_case("alike", itemgetter("min")),
+        "alike": by_case("alike", "min"),
         "closed": over_http("closed", "clients", [clients for clients, _ in sizes["closed"]]),
         "open": over_http("open", "arriving/s", sizes["open"]),
         "left out": [["side", "why"], *map(list, document["missing"].items())],

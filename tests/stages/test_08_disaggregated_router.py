@@ -2,6 +2,8 @@
 no request waits forever, and no token is missing or comes twice. All workers are without a model."""
 
 import time
+from functools import partial
+from queue import SimpleQueue
 from types import SimpleNamespace
 
 import pytest
@@ -13,13 +15,15 @@ from tests.helpers.engine_options import endless
 from tests.helpers.faulty_fleet import (
     FaultyFleet,
     WorkerWithoutModel,
+    fingerprint,
     fleet_without_model,
+    kv_transport,
     messages,
     next_token,
     scheduler_module,
     worker_module,
 )
-from tests.helpers.scheduler_machine import PRICES, machine_test, make_request
+from tests.helpers.scheduler_machine import PRICES, machine_test, make_request, write
 
 router_module, routing, speculation = (load_stage_module("08", name) for name in ("router", "routing", "speculation"))
 
@@ -314,21 +318,41 @@ def test_a_pool_full_of_parked_pages_does_not_spin():
 
 
 def test_pages_that_arrive_together_delay_a_step_together(monkeypatch):
-    """The requests that decode wait once for them, however many they are. An idle worker is woken by each."""
-    now, woken = [0.0], []
+    """The requests that decode wait once for them, however many they are."""
+    now = [0.0]
 
     def wait(seconds):
         now[0] += seconds
 
     [worker] = FaultyFleet([lambda: WorkerWithoutModel(12)]).workers
-
-    def receive(ticket, skip, pages, on_done):
-        on_done()
-        return SimpleNamespace(wait=wait, done=lambda: False, final=False)
-
-    worker.transport.receive, worker.wake = receive, lambda: woken.append(True)
+    worker.transport.receive = lambda *_: SimpleNamespace(wait=wait, done=lambda: False, final=False)
     monkeypatch.setattr(worker_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     orders = [messages.Order(f"{n}#0", [n, 2, 3], [1], endless(6), 0, 6, ticket="pages") for n in range(3)]
     worker.read(messages.Mail(1, orders, []))
     worker.turn()
-    assert len(worker.in_transfer) == len(woken) == 3 and now == [worker_module.ARRIVAL_SECONDS]
+    assert len(worker.in_transfer) == 3 and now == [worker_module.ARRIVAL_SECONDS]
+
+
+def test_an_idle_worker_wakes_when_its_pages_have_arrived():
+    """Its loop sleeps meanwhile. What ends then is told to it in its own mailbox, from whatever thread."""
+    arrived = []
+
+    class Mailbox(SimpleQueue):
+        def get(self, timeout):
+            arrived.append(True)
+            transport.on_done()
+            assert not self.empty(), "it sleeps on, though its pages are here"
+            return self.get_nowait()
+
+    class Transport(kv_transport.LocalTransport):
+        def receive(self, ticket, skip, pages, on_done):
+            self.on_done = on_done
+            write(engine.memory.view(-1), engine.scheduler.reserved["a#0"].page_table, [1, 2, 3], 0, fingerprint)
+            return SimpleNamespace(done=lambda: bool(arrived), wait=float, final=True, bytes=0, seconds=0.0)
+
+    engine, transport, mailbox = WorkerWithoutModel(12), Transport(), Mailbox()
+    running = worker_module.Worker(engine, transport, partial(mailbox.put, worker_module.LOOK)).run(mailbox)
+    assert isinstance(next(running), messages.Hello)
+    order = messages.Order("a#0", [1, 2, 3], [next_token([1, 2, 3])], endless(6), 0, 6, ticket="pages")
+    mailbox.put(messages.Mail(1, [order], []))
+    assert not next(running).arrived and [arrival.key for arrival in next(running).arrived] == ["a#0"]

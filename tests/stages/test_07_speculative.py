@@ -1,5 +1,6 @@
 """What stage 07 promises beyond the contract: whatever the draft, the output is the target's, and drafts pay."""
 
+import itertools
 import random
 import time
 from collections import Counter
@@ -112,6 +113,25 @@ class SpeculationMachine(PagedMachine):
 
 
 TestSpeculation = machine_test(SpeculationMachine, 60, 40)
+
+
+@pytest.mark.parametrize("count", [0, 8])
+def test_prompts_and_pages_are_charged_for_drafts_that_exist(count):
+    """Eight prompts beside 32 decodes; nothing occurs twice, so that lookup finds nothing."""
+    scheduler = scheduler_module.Scheduler(40, 256, 2000, 4, speculation_module.Speculation(count))
+    tokens, drafter, steps = itertools.count(), drafter_module.PromptLookup(), 0
+    for kind, number, length in (("decode", 32, 6), ("prompt", 8, 600)):
+        requests = [make_request(f"{kind} {n}", list(itertools.islice(tokens, length)), 200) for n in range(number)]
+        for request in requests:
+            scheduler.add(request)
+        while not all(request.token_ids for request in requests):
+            chunks = scheduler.schedule(drafter)
+            for request in [chunk.sequence.request for chunk in chunks if chunk.completes]:
+                request.append(next(tokens))
+            scheduler.count_computed(chunks)
+            steps += 1
+    assert steps == 1 + 22
+    assert all(len(one.page_table.pages) == -(-one.computed // 4) for one in scheduler.running.values())
 
 
 # ---- How many tokens are drafted ----

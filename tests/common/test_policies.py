@@ -231,7 +231,8 @@ def test_over_http_a_key_or_the_user_is_the_tenant_and_a_refusal_says_when_to_re
     with openai_server("06", loaded, *options, engine=engine) as service:
         client = httpx.Client(base_url=service.url, headers={"Authorization": "Bearer 111"})
         with client.stream("POST", "/v1/completions", json=ENDLESS | {"stream": True}) as stream:
-            next(stream.iter_lines())  # an idle engine takes whatever comes
+            lines = stream.iter_lines()  # kept, or the client would leave
+            next(lines)  # an idle engine takes whatever comes
             late = client.post("/v1/completions", json=body)
         assert service.post(**body).status_code == 401
     assert tenants == ["eve", "anna"]

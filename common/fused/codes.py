@@ -137,7 +137,7 @@ def products_of_half(builder, form: str, half: int, start, records: list) -> lis
         at = offset(builder, start, HEADER[form] + 4 * UNIT * step)
         words = []
         for part in PARTS:
-            fetch(builder, offset(builder, at, AHEAD + part))
+            fetch(builder, offset(builder, at, AHEAD + part), 2 if len(records) <= 2 else 3)
             words.append(load(builder, offset(builder, at, part), INTS))
         for turn in range(turns):
             codes = [unsigned(builder, word, form, turn) for word in words]

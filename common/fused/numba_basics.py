@@ -106,13 +106,13 @@ def prefetch_line(typing_context, address):
     return types.void(types.int64), lambda _, builder, __, values: fetch(builder, values[0])
 
 
-def fetch(builder, address) -> None:
-    """Write LLVM's prefetch of this address."""
+def fetch(builder, address, locality: int = 3) -> None:
+    """Write LLVM's prefetch of this address. locality: 3 into all caches, 2 into all but the nearest."""
     number, pointer = ir.IntType(32), cgutils.voidptr_t
     function = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
     prefetch = builder.module.declare_intrinsic("llvm.prefetch", [pointer], function)
-    reading, all_caches, data = (ir.Constant(number, value) for value in (0, 3, 1))
-    builder.call(prefetch, [builder.inttoptr(address, pointer), reading, all_caches, data])
+    reading, caches, data = (ir.Constant(number, value) for value in (0, locality, 1))
+    builder.call(prefetch, [builder.inttoptr(address, pointer), reading, caches, data])
 
 
 @njit

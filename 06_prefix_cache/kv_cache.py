@@ -21,6 +21,7 @@ class KVCache:
         # Zeros: places that are masked out get the weight 0, and 0 times a NaN in fresh memory would be NaN.
         self.k = zeros(shape, loaded.device, loaded.kv_dtype)
         self.v = zeros(shape, loaded.device, loaded.kv_dtype)
+        self.layers = list(zip(self.k, self.v, strict=True))  # of each, [pages, page_size, H_kv, D]
         self.attention = attention
         self.capacity = num_pages * page_size  # tokens there is room for
 
@@ -38,6 +39,6 @@ class BoundCache(NamedTuple):
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store what is new, then attend to all there is. q is [N, H, D], k, v are [N, H_kv, D]; returns [N, H, D]."""
-        k_pages, v_pages = self.cache.k[layer], self.cache.v[layer]  # [pages, page_size, H_kv, D]
+        k_pages, v_pages = self.cache.layers[layer]
         self.cache.attention.write(k, v, k_pages, v_pages, self.batch.slot_mapping)
         return self.cache.attention.attend(q, k_pages, v_pages, self.plan)

@@ -229,6 +229,7 @@ def test_every_stream_ends(stage):
         thread.start()
         [stream] = await thread.submit_all([(STORY, endless(20))])
         last = [piece async for piece in stream][-1]
+        thread._thread.join(5)
         threading.excepthook = hook
         return last.finish_reason, isinstance(thread.failure, IndexError), isinstance(thread.error, EngineDead), told
 

@@ -26,6 +26,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from hashlib import blake2b
+from importlib import import_module
 from itertools import accumulate, chain, groupby
 from operator import itemgetter
 from pathlib import Path
@@ -45,7 +46,7 @@ from .loader.config import read_json
 from .loader.weights import checkpoint_names
 from .model import Attend, ModelConfig, Transformer
 from .request import SaltedTokens
-from .transfers import to_device
+from .transfers import current, to_device
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 MOST_RANK, MOST_NAME = 64, 128
@@ -205,14 +206,11 @@ class AdaptedLinear(nn.Module):
     def __init__(self, product: Callable[[Tensor], Tensor], weights: tuple[Tensor, Tensor, Tensor], step: Any):
         super().__init__()
         self.product, self.weights, self.step = product, weights, step
-        down, up, _ = weights
-        self.sizes = down.shape[2], down.shape[1], up.shape[2]
 
     def forward(self, x: Tensor) -> Tensor:
         y, step = self.product(x), self.step
-        if step.kernel is not None:
-            tensors = x.contiguous(), y, *self.weights, step.order, step.tiles
-            step.kernel(*(tensor.data_ptr() for tensor in tensors), len(step.tiles), len(x), *self.sizes)
+        if step.kernels:
+            step.kernels.adapt(x.contiguous(), y, *self.weights, step.order, step.tiles)
             return y
         down, up, _ = self.weights
         narrow = F.grouped_mm(x.index_select(0, step.order), down.mT, offs=step.ends)  # [rows with an adapter, r]
@@ -229,14 +227,12 @@ class AdaptedModel(AroundModel):
         self.model, self.plain, self.device = model, model, device
         while not isinstance(self.plain, nn.Module):
             self.plain = self.plain.model
-        self.kernel = None  # for a CPU (fused/adapter_kernels.py); None: grouped products
-        if hasattr(self.plain, "kernels") and device.type == "cpu":
-            from .fused.adapter_kernels import TILE, compiled  # needs numba
-
-            self.kernel, self.most = compiled(self.plain.norm.weight.dtype), TILE
+        self.kernels = None  # fused/numba_adapters.py or triton_adapters.py; without fused kernels: grouped products
+        if kernels := getattr(self.plain, "kernels", None):
+            self.kernels = import_module(kernels.__name__.replace("kernels", "adapters"))
         self.order: Tensor | None = None  # rows of the step that have an adapter, sorted by it; None: there are none
         self.ends: Tensor | None = None  # for grouped products: where the rows of each adapter end in `order`, int32
-        self.tiles: Tensor | None = None  # for the kernel: some rows with one adapter, `[tiles, 3]`, int64
+        self.tiles: Tensor | None = None  # for kernels: some rows with one adapter, `[tiles, 3]`, int64
         self.adapters = adapters
         self.hold(adapters.values())
 
@@ -261,13 +257,13 @@ class AdaptedModel(AroundModel):
         if not any(rows):
             return
         self.order, ends = to_device([*chain(*rows)], torch.int64, self.device), [*accumulate(map(len, rows))]
-        if self.kernel is None:
+        if not self.kernels:
             self.ends = to_device(ends, torch.int32, self.device)
             return
-        tiles = []
+        tiles, most = [], self.kernels.TILE
         for number, (end, own) in enumerate(zip(ends, rows, strict=True)):
-            tiles += [(first, min(first + self.most, end), number) for first in range(end - len(own), end, self.most)]
-        self.tiles = torch.tensor(tiles)
+            tiles += [(first, min(first + most, end), number) for first in range(end - len(own), end, most)]
+        self.tiles = to_device(tiles, torch.int64, self.device)
 
     def hold(self, adapters: Iterable[Adapter]) -> None:
         """Lay the weights of these adapters side by side: grouped products find them by number."""
@@ -276,8 +272,20 @@ class AdaptedModel(AroundModel):
             weights = stacked([one.weights.get(path) for one in adapters], self.device)
             layers[path] = AdaptedLinear(product_of(self.plain, self.plain.get_submodule(path)), weights, self)
         adapted = with_layers(self.plain, layers)
+        self.compile_kernels(layers.values())
         # Together and last: if memory runs out before, all is as it was.
         self.adapted, self.numbers = adapted, {adapter.key: number for number, adapter in enumerate(adapters)}
+
+    @torch.no_grad()
+    def compile_kernels(self, layers: Iterable[AdaptedLinear]) -> None:
+        """Run a row through each layer: kernels are compiled now, and not while requests wait."""
+        if not self.kernels:
+            return
+        self.order, self.tiles = (to_device(own, torch.int64, self.device) for own in ([0], [(0, 1, 0)]))
+        with current(self.device):
+            for layer in layers:
+                layer(layer.weights[0].new_zeros(1, layer.weights[0].shape[2]))
+        self.order = None
 
     def load(self, adapter: Adapter) -> None:
         """Take one more adapter. Raise InvalidInput if its name is taken."""

@@ -22,6 +22,7 @@ from common.reference import Reference
 from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import drain, endless, pool
+from tests.helpers.faulty_fleet import FaultyFleet
 from tests.helpers.quantized_reference import take_weights
 from tests.helpers.serving_openai import openai_server
 
@@ -110,7 +111,10 @@ def test_eight_adapters_in_one_batch_answer_as_merged_models(loaded, folders, do
     engine.close()
 
 
-@pytest.mark.parametrize("how", [{"quantization": "int8"}, {"quantization": "int4"}, {"fused": False}], ids=str)
+HOW = [{"quantization": "int8"}, {"quantization": "int4"}, {"fused": False}]
+
+
+@pytest.mark.parametrize("how", [*HOW, pytest.param({"device": "cuda"}, marks=pytest.mark.gpu)], ids=str)
 def test_other_weights_and_kernels(folders, documents, expect, how):
     loaded, names = load_model(dtype="float32", **how), (None, "a1", "a2", "a6")
     engine = make_engine(load_engine("06"), loaded, loras=folders, max_running=4)
@@ -122,6 +126,23 @@ def test_preempted_requests_keep_their_adapters(loaded, folders, documents, expe
     engine = make_engine(load_engine(stage), loaded, loras=folders, **pool(30))
     assert answers(engine, documents, (None, *folders)) == expect(loaded)
     assert engine.stats()["preemptions"] > 0
+
+
+def test_workers_that_die_lose_no_request_of_an_adapter(loaded, folders, documents, expect, monkeypatch):
+    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
+    engine = make_engine(load_engine("08"), loaded, loras=folders, replicas=2, num_draft_tokens=0)
+    names = (None, "a1", "a2", "a6")
+    requests = [engine.add(document, greedy(name)) for name in names for document in documents]
+    for worker in (0, 1):
+        for _ in range(4):
+            engine.step()
+            engine.check()
+        engine.fleet.die(worker)
+    drain(engine)
+    engine.check()
+    assert [request.token_ids for request in requests] == expect(loaded, names)
+    assert engine.stats()["workers_lost"] == 2
+    engine.close()
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from functools import lru_cache
 import numpy
 import torch
 from numba import njit, prange
+from torch import Tensor
 
 from .numba_basics import FAST, array, f4, kernel, narrow, widen
 
@@ -87,3 +88,13 @@ def compiled(dtype: torch.dtype) -> Callable[..., None]:
             adapt_tile(x, y, rows, down, up, array(spans_at + adapter * rank * 16, (rank, 2), numpy.int64))
 
     return adapt
+
+
+def adapt(x: Tensor, y: Tensor, down: Tensor, up: Tensor, spans: Tensor, order: Tensor, tiles: Tensor) -> None:
+    """Add to rows of `y[N, out]`, in place, what adapters make of those of `x[N, in]`; both are contiguous.
+
+    order: these rows, sorted by adapter. tiles: up to TILE of them with one adapter, `[tiles, 3]`: where they begin and
+    end in `order`, and its number. down, up and spans: what `lora.stacked` returns.
+    """
+    at = (tensor.data_ptr() for tensor in (x, y, down, up, spans, order, tiles))
+    compiled(y.dtype)(*at, len(tiles), len(x), down.shape[2], down.shape[1], up.shape[2])

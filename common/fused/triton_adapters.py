@@ -1,0 +1,73 @@
+"""The narrow products of adapters (../lora.py) on a GPU: two launches for a layer, after Punica and S-LoRA.
+
+The first multiplies each tile, some rows with the same adapter, with its A, and the second multiplies what that gives
+with B and adds it to the rows. Between them lie a few numbers for each row, as many as the rank. Numbers are rounded to
+the tensors' type there, as a product of PyTorch's would be.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from .triton_launch import interpreted
+
+TILE = 16  # rows, at most: a product on a tensor core has no fewer
+
+
+@triton.jit
+def tile_of(tiles, order, TILE: tl.constexpr):
+    """Return a program's adapter, and for each of its places in `order` whether it has a row there, and which."""
+    line = tiles + 3 * tl.program_id(0)
+    places = tl.load(line) + tl.arange(0, TILE)
+    inside = places < tl.load(line + 1)
+    return tl.load(line + 2), places, inside, tl.load(order + places, inside, other=0)
+
+
+@triton.jit
+def shrink_kernel(
+    x, down, narrow, order, tiles,
+    INS: tl.constexpr, RANK: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """One program per tile: narrow[place, RANK] = x[order[place], INS] times down[adapter, RANK, INS]."""
+    adapter, places, inside, rows = tile_of(tiles, order, TILE)
+    ranks = tl.arange(0, BLOCK_R)
+    total = tl.zeros([TILE, BLOCK_R], tl.float32)
+    for start in range(0, INS, BLOCK_K):
+        k = start + tl.arange(0, BLOCK_K)
+        each = tl.load(x + rows[:, None] * INS + k[None, :], inside[:, None] & (k < INS)[None, :], other=0.0)
+        weights = down + (adapter * RANK + ranks[None, :]) * INS + k[:, None]
+        weight = tl.load(weights, (k < INS)[:, None] & (ranks < RANK)[None, :], other=0.0)
+        total += tl.dot(each.to(DOT), weight.to(DOT), input_precision="ieee")
+    target = narrow + places[:, None] * RANK + ranks[None, :]
+    tl.store(target, total.to(narrow.dtype.element_ty), inside[:, None] & (ranks < RANK)[None, :])
+
+
+@triton.jit
+def expand_kernel(
+    narrow, up, y, order, tiles,
+    OUTS: tl.constexpr, RANK: tl.constexpr,
+    TILE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
+):  # fmt: skip
+    """One program per tile and BLOCK_N columns: y[order[place], OUTS] += narrow[place] times up[adapter, RANK, OUTS]."""
+    adapter, places, inside, rows = tile_of(tiles, order, TILE)
+    ranks, columns = tl.arange(0, BLOCK_R), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    source = narrow + places[:, None] * RANK + ranks[None, :]
+    each = tl.load(source, inside[:, None] & (ranks < RANK)[None, :], other=0.0)
+    weights = up + (adapter * RANK + ranks[:, None]) * OUTS + columns[None, :]
+    weight = tl.load(weights, (ranks < RANK)[:, None] & (columns < OUTS)[None, :], other=0.0)
+    change = tl.dot(each.to(DOT), weight.to(DOT), input_precision="ieee")
+    target, has = y + rows[:, None] * OUTS + columns[None, :], inside[:, None] & (columns < OUTS)[None, :]
+    tl.store(target, (tl.load(target, has, other=0.0).to(tl.float32) + change).to(y.dtype.element_ty), has)
+
+
+def adapt(x: Tensor, y: Tensor, down: Tensor, up: Tensor, spans: Tensor, order: Tensor, tiles: Tensor) -> None:
+    """As `numba_adapters.adapt`; spans are not used."""
+    (_, rank, ins), outs = down.shape, up.shape[2]
+    narrow = torch.empty(len(order), rank, dtype=x.dtype, device=x.device)
+    block, most = max(16, triton.next_power_of_2(rank)), 128
+    # Triton's interpreter cannot multiply bfloat16.
+    dot = tl.float32 if interpreted() else getattr(tl, str(x.dtype).removeprefix("torch."))
+    shrink_kernel[(len(tiles),)](x, down, narrow, order, tiles, ins, rank, TILE, block, most, dot)
+    expand_kernel[(len(tiles), triton.cdiv(outs, most))](narrow, up, y, order, tiles, outs, rank, TILE, block, most, dot)

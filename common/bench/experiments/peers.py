@@ -13,10 +13,11 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes.util import find_library
 from functools import cache, partial
 from itertools import islice
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -263,13 +264,15 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
 
 
 def report(document: dict) -> dict[str, Rows]:
-    """Return the README's tables: in a cell the medians by requests at once, of "alike" the least by prompt."""
+    """Return the README's tables: in a cell the medians by requests at once, of "alike" the least by prompt, of
+    "spread" how far the repeats' decode rates lie apart, in percent of the median."""
     sizes = document["sizes"]
     of_sides = {f"{side} {name}": each[name] for side, each in document["sides"].items() for name in each}
 
-    def by_case(name: str, which: str = "median") -> Rows:
+    def by_case(name: str, of: Callable[[Figures], list] = itemgetter("median")) -> Rows:
         found = of_sides | document["figures"]
-        cells = [[found.get(f"{peer} {case} {name}", {}).get(which, ()) for case in CASES] for peer in PEERS]
+        figures = [[found.get(f"{peer} {case} {name}") for case in CASES] for peer in PEERS]
+        cells = [[of(each) if each else () for each in row] for row in figures]
         rows = (
             [peer, *(" / ".join(map(plots.short, cell)) for cell in row)]
             for peer, row in zip(PEERS, cells, strict=True)
@@ -285,11 +288,17 @@ def report(document: dict) -> dict[str, Rows]:
 
     return {
         **{name: by_case(name) for name in ("decode", "prompts", "percent", "above")},
-        "alike": by_case("alike", "min"),
+        "alike": by_case("alike", itemgetter("min")),
+        "spread": by_case("decode", spread),
         "closed": over_http("closed", "clients", [clients for clients, _ in sizes["closed"]]),
         "open": over_http("open", "arriving/s", sizes["open"]),
         "left out": [["side", "why"], *map(list, document["missing"].items())],
     }
+
+
+def spread(of: Figures) -> list[float]:
+    triples = zip(of["min"], of["median"], of["max"], strict=True)
+    return [100 * (most - least) / median for least, median, most in triples]
 
 
 def draw(document: dict, png: Path) -> None:

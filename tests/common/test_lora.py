@@ -26,7 +26,7 @@ from tests.helpers.faulty_fleet import FaultyFleet
 from tests.helpers.quantized_reference import take_weights
 from tests.helpers.serving_openai import openai_server
 
-PAGE, TOKENS = 16, 32  # TOKENS: of an answer
+PAGE, TOKENS = 16, 20  # TOKENS: of an answer
 RANKS = (1, 2, 4, 8, 8, 3, 16, 64)
 GUARDED, KEY = ("--api-key", "secret"), {"Authorization": "Bearer secret"}
 

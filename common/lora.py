@@ -99,13 +99,13 @@ def read_adapter(name: str, folder: Path, model: Loaded | BaseEngine) -> Adapter
     for path, group in groupby(targeted(model.config, targets), itemgetter(0)):
         parts = [*group]
         out = sum(sizes[module][1] for module in MODULES[path.rpartition(".")[2]])
-        down = torch.cat([tensors[tensor_name(module, "A")] for _, module, _ in parts])
-        up, spans = torch.zeros(len(down), out), torch.zeros(len(down), 2, dtype=torch.int64)
+        lora_a = torch.cat([tensors[tensor_name(module, "A")] for _, module, _ in parts])
+        lora_b, spans = torch.zeros(len(lora_a), out), torch.zeros(len(lora_a), 2, dtype=torch.int64)
         for number, (_, module, rows) in enumerate(parts):
             own = slice(rank * number, rank * (number + 1))
-            up[own, rows] = scale * tensors[tensor_name(module, "B")].T
+            lora_b[own, rows] = scale * tensors[tensor_name(module, "B")].T
             spans[own] = torch.tensor(rows.indices(out)[:2])
-        weights[path] = down.to(model.dtype), up.to(model.dtype), spans
+        weights[path] = lora_a.to(model.dtype), lora_b.to(model.dtype), spans
         fits = all(bool(part.isfinite().all()) for part in weights[path][:2])
         require(
             folder / WEIGHTS, fits, path, "not finite", f"numbers that fit into {model.dtype}, also times the scale"
@@ -181,8 +181,8 @@ def write_adapter(folder: Path, modules: Mapping[str, tuple[Tensor, Tensor]], al
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": rank, "lora_alpha": alpha, "bias": "none"}
     (folder / CONFIG).write_text(json.dumps(settings | {"target_modules": targets} | fields, indent=1) + "\n")
     sides = {}
-    for name, (down, up) in modules.items():
-        sides |= {tensor_name(name, "A"): down.contiguous(), tensor_name(name, "B"): up.contiguous()}
+    for name, (lora_a, lora_b) in modules.items():
+        sides |= {tensor_name(name, "A"): lora_a.contiguous(), tensor_name(name, "B"): lora_b.contiguous()}
     save_file(sides, folder / WEIGHTS)
 
 
@@ -210,11 +210,11 @@ class AdaptedLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         y, step = self.product(x), self.step
         if step.kernels:
-            step.kernels.adapt(x.contiguous(), y, *self.weights, step.order, step.tiles)
+            step.kernels.add_lora(x.contiguous(), y, *self.weights, step.order, step.tiles)
             return y
-        down, up, _ = self.weights
-        narrow = F.grouped_mm(x.index_select(0, step.order), down.mT, offs=step.ends)  # [rows with an adapter, r]
-        return y.index_add_(0, step.order, F.grouped_mm(narrow, up, offs=step.ends))
+        lora_a, lora_b, _ = self.weights
+        narrow = F.grouped_mm(x.index_select(0, step.order), lora_a.mT, offs=step.ends)  # [rows with an adapter, r]
+        return y.index_add_(0, step.order, F.grouped_mm(narrow, lora_b, offs=step.ends))
 
 
 class AdaptedModel(AroundModel):

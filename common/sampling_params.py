@@ -2,7 +2,8 @@
 
 A new option is a field here, its row in ALLOWED, and its part of `filtered` or `has_penalties`; a step of `_weights`
 (sampling.py) and its kernel for a GPU (sampling_kernels.py), or of penalties.py; a field of `Body`
-(serving/openai_api/bodies.py); its option (options.toml); and a bad value in tests/helpers/refused_params.json.
+(serving/openai_api/bodies.py); its option (options.toml); and a bad value in tests/helpers/refused_params.json. A
+filter is one of COSTLIEST, too (memory.py), and what a checkpoint may set is in SAMPLING_DEFAULTS (loader/config.py).
 """
 
 import reprlib

@@ -45,22 +45,22 @@ def add_narrowed(change, y):
 
 
 @njit(fastmath=FAST, error_model="numpy")
-def adapt_tile(x, y, rows, down, up, spans):
-    """Add to the rows of y[N, out] what an adapter, down[r, in] and up[r, out], makes of those of x[N, in].
+def adapt_tile(x, y, rows, lora_a, lora_b, spans):
+    """Add to the rows of y[N, out] what an adapter, lora_a[r, in] and lora_b[r, out], makes of those of x[N, in].
 
-    Row j of `up` has numbers from spans[j, 0] to spans[j, 1] alone: those of one module of several in a matrix. Behind
-    the end of a smaller rank there are none.
+    Row j of lora_b has numbers from spans[j, 0] to spans[j, 1] alone: those of one module of several in a matrix.
+    Behind the end of a smaller rank there are none.
     """
     count, ins, outs = len(rows), x.shape[1], y.shape[1]
     wide, change = numpy.empty((count, ins), f4), numpy.zeros((count, outs), f4)
     a, b = numpy.empty(ins, f4), numpy.empty(outs, f4)
     for i in range(count):
         widen_row(x[rows[i]], wide[i])
-    for j in range(len(down)):
+    for j in range(len(lora_a)):
         first, last = spans[j, 0], spans[j, 1]
         if first < last:
-            widen_row(down[j], a)
-            widen_row(up[j, first:last], b)
+            widen_row(lora_a[j], a)
+            widen_row(lora_b[j, first:last], b)
             for i in range(count):
                 add_scaled(dot(wide[i], a), b, change[i, first:last])
     for i in range(count):
@@ -73,28 +73,28 @@ def compiled(dtype: torch.dtype) -> Callable[..., None]:
     number, nbytes = (numpy.float32, 4) if dtype == torch.float32 else (numpy.uint16, 2)
 
     @kernel("void(i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8, i8)")
-    def adapt(x_at, y_at, down_at, up_at, spans_at, order_at, tiles_at, tiles, N, ins, rank, outs):
+    def adapt(x_at, y_at, a_at, b_at, spans_at, order_at, tiles_at, tiles, N, ins, rank, outs):
         """Add to y[N, outs] what adapters make of x[N, ins].
 
         tiles[tiles, 3]: for each, where its rows begin and end in `order`, and the number of its adapter. Of every
-        adapter there are down[rank, ins], up[rank, outs] and spans[rank, 2].
+        adapter there are lora_a[rank, ins], lora_b[rank, outs] and spans[rank, 2].
         """
         x, y = array(x_at, (N, ins), number), array(y_at, (N, outs), number)
         order, bounds = array(order_at, N, numpy.int64), array(tiles_at, (tiles, 3), numpy.int64)
         for tile in prange(tiles):
             rows, adapter = order[bounds[tile, 0] : bounds[tile, 1]], bounds[tile, 2]
-            down = array(down_at + adapter * rank * ins * nbytes, (rank, ins), number)
-            up = array(up_at + adapter * rank * outs * nbytes, (rank, outs), number)
-            adapt_tile(x, y, rows, down, up, array(spans_at + adapter * rank * 16, (rank, 2), numpy.int64))
+            lora_a = array(a_at + adapter * rank * ins * nbytes, (rank, ins), number)
+            lora_b = array(b_at + adapter * rank * outs * nbytes, (rank, outs), number)
+            adapt_tile(x, y, rows, lora_a, lora_b, array(spans_at + adapter * rank * 16, (rank, 2), numpy.int64))
 
     return adapt
 
 
-def adapt(x: Tensor, y: Tensor, down: Tensor, up: Tensor, spans: Tensor, order: Tensor, tiles: Tensor) -> None:
+def add_lora(x: Tensor, y: Tensor, lora_a: Tensor, lora_b: Tensor, spans: Tensor, order: Tensor, tiles: Tensor) -> None:
     """Add to rows of `y[N, out]`, in place, what adapters make of those of `x[N, in]`; both are contiguous.
 
     order: these rows, sorted by adapter. tiles: up to TILE of them with one adapter, `[tiles, 3]`: where they begin and
-    end in `order`, and its number. down, up and spans: what `lora.stacked` returns.
+    end in `order`, and its number. lora_a, lora_b and spans: what `lora.stacked` returns.
     """
-    at = (tensor.data_ptr() for tensor in (x, y, down, up, spans, order, tiles))
-    compiled(y.dtype)(*at, len(tiles), len(x), down.shape[2], down.shape[1], up.shape[2])
+    at = (tensor.data_ptr() for tensor in (x, y, lora_a, lora_b, spans, order, tiles))
+    compiled(y.dtype)(*at, len(tiles), len(x), lora_a.shape[2], lora_a.shape[1], lora_b.shape[2])

@@ -28,8 +28,10 @@ _prepared: set[tuple] = set()  # what oneDNN has met in this process: another mo
 
 
 class Blocks(NamedTuple):
-    """A weight whose outputs lie in blocks: for each step of inputs, one in float32 and two in bfloat16, those of all
-    outputs of a block. So oneDNN packs weights on processors with AVX512: 64 outputs, with AMX 32 in bfloat16."""
+    """A weight in the order block, step, output, input: a step is one input in float32 and two in bfloat16.
+
+    So oneDNN packs weights on processors with AVX512: blocks of 64 outputs, with AMX in bfloat16 of 32.
+    """
 
     view: Tensor  # [blocks, steps, outputs, inputs of a step], zeros behind the weight's rows and columns
     place: Tensor  # int64, on the CPU: address, bytes of a block, bytes of a step

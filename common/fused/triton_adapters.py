@@ -13,6 +13,7 @@ from torch import Tensor
 from .triton_launch import interpreted
 
 TILE = 16  # rows, at most: a product on a tensor core has no fewer
+BLOCK = 128  # numbers of a row that a program takes at once
 
 
 @triton.jit
@@ -26,18 +27,18 @@ def tile_of(tiles, order, TILE: tl.constexpr):
 
 @triton.jit
 def shrink_kernel(
-    x, down, narrow, order, tiles,
+    x, lora_a, narrow, order, tiles,
     INS: tl.constexpr, RANK: tl.constexpr,
     TILE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile: narrow[place, RANK] = x[order[place], INS] times down[adapter, RANK, INS]."""
+    """One program per tile: narrow[place, RANK] = x[order[place], INS] times lora_a[adapter, RANK, INS]."""
     adapter, places, inside, rows = tile_of(tiles, order, TILE)
     ranks = tl.arange(0, BLOCK_R)
     total = tl.zeros([TILE, BLOCK_R], tl.float32)
     for start in range(0, INS, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         each = tl.load(x + rows[:, None] * INS + k[None, :], inside[:, None] & (k < INS)[None, :], other=0.0)
-        weights = down + (adapter * RANK + ranks[None, :]) * INS + k[:, None]
+        weights = lora_a + (adapter * RANK + ranks[None, :]) * INS + k[:, None]
         weight = tl.load(weights, (k < INS)[:, None] & (ranks < RANK)[None, :], other=0.0)
         total += tl.dot(each.to(DOT), weight.to(DOT), input_precision="ieee")
     target = narrow + places[:, None] * RANK + ranks[None, :]
@@ -46,28 +47,28 @@ def shrink_kernel(
 
 @triton.jit
 def expand_kernel(
-    narrow, up, y, order, tiles,
+    narrow, lora_b, y, order, tiles,
     OUTS: tl.constexpr, RANK: tl.constexpr,
     TILE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile and BLOCK_N columns: y[order[place], OUTS] += narrow[place] times up[adapter, RANK, OUTS]."""
+    """One program per tile and BLOCK_N columns: y[order[place], OUTS] += narrow[place] x lora_b[adapter, RANK, OUTS]."""
     adapter, places, inside, rows = tile_of(tiles, order, TILE)
     ranks, columns = tl.arange(0, BLOCK_R), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     source = narrow + places[:, None] * RANK + ranks[None, :]
     each = tl.load(source, inside[:, None] & (ranks < RANK)[None, :], other=0.0)
-    weights = up + (adapter * RANK + ranks[:, None]) * OUTS + columns[None, :]
+    weights = lora_b + (adapter * RANK + ranks[:, None]) * OUTS + columns[None, :]
     weight = tl.load(weights, (ranks < RANK)[:, None] & (columns < OUTS)[None, :], other=0.0)
     change = tl.dot(each.to(DOT), weight.to(DOT), input_precision="ieee")
     target, has = y + rows[:, None] * OUTS + columns[None, :], inside[:, None] & (columns < OUTS)[None, :]
     tl.store(target, (tl.load(target, has, other=0.0).to(tl.float32) + change).to(y.dtype.element_ty), has)
 
 
-def adapt(x: Tensor, y: Tensor, down: Tensor, up: Tensor, spans: Tensor, order: Tensor, tiles: Tensor) -> None:
-    """As `numba_adapters.adapt`; spans are not used."""
-    (_, rank, ins), outs = down.shape, up.shape[2]
+def add_lora(x: Tensor, y: Tensor, lora_a: Tensor, lora_b: Tensor, spans: Tensor, order: Tensor, tiles: Tensor) -> None:
+    """As `numba_adapters.add_lora`; spans are not used."""
+    (_, rank, ins), outs = lora_a.shape, lora_b.shape[2]
     narrow = torch.empty(len(order), rank, dtype=x.dtype, device=x.device)
-    block, most = max(16, triton.next_power_of_2(rank)), 128
     # Triton's interpreter cannot multiply bfloat16.
     dot = tl.float32 if interpreted() else getattr(tl, str(x.dtype).removeprefix("torch."))
-    shrink_kernel[(len(tiles),)](x, down, narrow, order, tiles, ins, rank, TILE, block, most, dot)
-    expand_kernel[(len(tiles), triton.cdiv(outs, most))](narrow, up, y, order, tiles, outs, rank, TILE, block, most, dot)
+    sizes = rank, TILE, max(16, triton.next_power_of_2(rank)), BLOCK, dot
+    shrink_kernel[(len(tiles),)](x, lora_a, narrow, order, tiles, ins, *sizes)
+    expand_kernel[(len(tiles), triton.cdiv(outs, BLOCK))](narrow, lora_b, y, order, tiles, outs, *sizes)

@@ -44,7 +44,7 @@ class Promises(Around):
         self._since: float | None = None  # when the last step ended; None: the engine was idle then
 
     def add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
-        # What is refused is not measured: an idle engine takes whatever comes, and so does one with an empty queue.
+        # An idle engine takes whatever comes, and so does one with an empty queue: what is refused is not measured.
         late = self._prompts.seconds(self._ahead(len(prompt), params)) - (self.ttft or math.inf)
         if late > 0 and self._since is not None and self._waiting():
             message = f"the first token would come {max(late, 0.1):.1f} s later than the {self.ttft:g} s"

@@ -113,22 +113,23 @@ def test_adapters(kernels, device, dtype):
     module = import_module(f"common.fused.{kernels}_adapters")
     ranks, ins, outs, rows = (5, 8, 0), 100, 150, 47
     spans = torch.zeros(len(ranks), max(ranks), 2, dtype=torch.int64)
-    down, up = numbers("normal", *spans.shape[:2], ins, dtype=dtype, scale=0.1), torch.zeros(*spans.shape[:2], outs)
+    lora_a = numbers("normal", *spans.shape[:2], ins, dtype=dtype, scale=0.1)
+    lora_b = torch.zeros(*spans.shape[:2], outs)
     for adapter, rank in enumerate(ranks):
         for j in range(rank):
             first, last = ((0, 90), (90, outs))[j >= 4]  # two modules in one matrix
-            up[adapter, j, first:last], spans[adapter, j] = torch.randn(last - first), torch.tensor([first, last])
-    up, x, y = up.to(dtype), *(numbers("normal", rows, size, dtype=dtype) for size in (ins, outs))
+            lora_b[adapter, j, first:last], spans[adapter, j] = torch.randn(last - first), torch.tensor([first, last])
+    lora_b, x, y = lora_b.to(dtype), *(numbers("normal", rows, size, dtype=dtype) for size in (ins, outs))
     order, tiles = torch.randperm(rows)[:40], []
     for adapter, (first, last) in enumerate([(0, 19), (19, 39), (39, 40)]):
         tiles += [(start, min(start + module.TILE, last), adapter) for start in range(first, last, module.TILE)]
     expected = y.double()
     for first, last, adapter in tiles:
         for row, place in ((order[place], place) for place in range(first, last)):
-            of_rank = down[adapter, : ranks[adapter]].double() @ x[row].double()
-            expected[row] += of_rank @ up[adapter, : ranks[adapter]].double()
-    out, *others = (each.to(device) for each in (y, x, down, up, spans, order, torch.tensor(tiles)))
-    module.adapt(others[0], out, *others[1:])
+            of_rank = lora_a[adapter, : ranks[adapter]].double() @ x[row].double()
+            expected[row] += of_rank @ lora_b[adapter, : ranks[adapter]].double()
+    out, *others = (each.to(device) for each in (y, x, lora_a, lora_b, spans, order, torch.tensor(tiles)))
+    module.add_lora(others[0], out, *others[1:])
     near = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(out.cpu().double(), expected, rtol=near, atol=4 * near)
     assert len(order.unique()) == 40 and torch.equal(out.cpu()[order[39:]], y[order[39:]])  # of a rank of 0

@@ -272,20 +272,19 @@ class AdaptedModel(AroundModel):
             weights = stacked([one.weights.get(path) for one in adapters], self.device)
             layers[path] = AdaptedLinear(product_of(self.plain, self.plain.get_submodule(path)), weights, self)
         adapted = with_layers(self.plain, layers)
-        self.compile_kernels(layers.values())
+        self.compile_kernels(layer.weights for layer in layers.values())
         # Together and last: if memory runs out before, all is as it was.
         self.adapted, self.numbers = adapted, {adapter.key: number for number, adapter in enumerate(adapters)}
 
-    @torch.no_grad()
-    def compile_kernels(self, layers: Iterable[AdaptedLinear]) -> None:
-        """Run a row through each layer: kernels are compiled now, and not while requests wait."""
+    def compile_kernels(self, weights: Iterable[tuple[Tensor, ...]]) -> None:
+        """Run a row of zeros with one layer of each shape: kernels are compiled now, and not while requests wait."""
         if not self.kernels:
             return
-        self.order, self.tiles = (to_device(own, torch.int64, self.device) for own in ([0], [(0, 1, 0)]))
+        order, tiles = (to_device(own, torch.int64, self.device) for own in ([0], [(0, 1, 0)]))
         with current(self.device):
-            for layer in layers:
-                layer(layer.weights[0].new_zeros(1, layer.weights[0].shape[2]))
-        self.order = None
+            for lora_a, lora_b, spans in {(each[0].shape, each[1].shape): each for each in weights}.values():
+                x, y = (each.new_zeros(1, each.shape[2]) for each in (lora_a, lora_b))
+                self.kernels.add_lora(x, y, lora_a, lora_b, spans, order, tiles)
 
     def load(self, adapter: Adapter) -> None:
         """Take one more adapter. Raise InvalidInput if its name is taken."""

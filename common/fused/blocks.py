@@ -21,9 +21,10 @@ from .numba_basics import array, f4, fetch
 
 UNIT, LANES = 32, 16  # outputs; numbers of a vector, which LLVM splits where registers are smaller
 # Bytes from a weight's use to the one that is fetched meanwhile. Without that, eight rows take 1.5 times as long on an
-# Intel Xeon of the fifth generation, and one row in bfloat16, too. An AMD EPYC of the fourth has fewer reads on the way
-# to its first cache than to its second: what is used once, at once, goes to the second, and one row takes 0.9 of the
-# time. With a page of 4,096 bytes, one row of 4 bits takes 1.3 times as long there.
+# Intel Xeon of the fifth generation, and one row in bfloat16, too (measured with 4,096 bytes, into the first cache). An
+# AMD EPYC of the fourth has more reads on the way to its second cache than to its first. So float32 and bfloat16 go to
+# the second, and codes of one or two rows (codes.py): one row takes 0.9 of the time. Codes that are used for longer, or
+# widened, go to the first. At a distance of 4,096, one row of 4 bits takes 1.3 times as long there.
 AHEAD = 2048
 FEATURES = llvmlite.binding.get_host_cpu_features()
 MOST_ROWS = 8 if FEATURES.get("avx512f") else 2  # whose sums fit into the registers

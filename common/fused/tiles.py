@@ -37,7 +37,7 @@ from .codes import HAS_CODES, multiply_codes
 from .numba_basics import fetch
 
 LINES, INPUTS = 16, 32  # of a tile
-AHEAD = 4096  # bytes, as in blocks.py, but for the Intel Xeon of the fifth generation, which has tiles
+AHEAD = 4096  # bytes, see blocks.py: measured on an Intel Xeon of the fifth generation
 LEAST = 8  # rows: before weights of fewer lie in tiles, `multiply_rows` is done
 LEAST_QUANTIZED = 25  # rows: with weights of 8 and 4 bits, which are widened for tiles, `multiply_codes` is faster
 SUMS, ROWS, WEIGHTS = 0, 4, 6  # the first tile that holds them

@@ -13,7 +13,7 @@ from torch import Tensor
 from .triton_launch import interpreted
 
 TILE = 16  # rows, at most: a product on a tensor core has no fewer
-BLOCK = 128  # numbers of a row that a program takes at once
+MOST = 2**15  # bytes of weights that a program loads at once
 
 
 @triton.jit
@@ -25,39 +25,37 @@ def tile_of(tiles, order, TILE: tl.constexpr):
     return tl.load(line + 2), places, inside, tl.load(order + places, inside, other=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rank"])
 def shrink_kernel(
-    x, lora_a, narrow, order, tiles,
-    INS: tl.constexpr, RANK: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr,
+    x, lora_a, narrow, order, tiles, rank,
+    INS: tl.constexpr, TILE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_K: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile: narrow[place, RANK] = x[order[place], INS] times lora_a[adapter, RANK, INS]."""
+    """One program per tile: narrow[place, rank] = x[order[place], INS] times lora_a[adapter, rank, INS]."""
     adapter, places, inside, rows = tile_of(tiles, order, TILE)
     ranks = tl.arange(0, BLOCK_R)
     total = tl.zeros([TILE, BLOCK_R], tl.float32)
     for start in range(0, INS, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         each = tl.load(x + rows[:, None] * INS + k[None, :], inside[:, None] & (k < INS)[None, :], other=0.0)
-        weights = lora_a + (adapter * RANK + ranks[None, :]) * INS + k[:, None]
-        weight = tl.load(weights, (k < INS)[:, None] & (ranks < RANK)[None, :], other=0.0)
+        weights = lora_a + (adapter * rank + ranks[None, :]) * INS + k[:, None]
+        weight = tl.load(weights, (k < INS)[:, None] & (ranks < rank)[None, :], other=0.0)
         total += tl.dot(each.to(DOT), weight.to(DOT), input_precision="ieee")
-    target = narrow + places[:, None] * RANK + ranks[None, :]
-    tl.store(target, total.to(narrow.dtype.element_ty), inside[:, None] & (ranks < RANK)[None, :])
+    target = narrow + places[:, None] * rank + ranks[None, :]
+    tl.store(target, total.to(narrow.dtype.element_ty), inside[:, None] & (ranks < rank)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rank"])
 def expand_kernel(
-    narrow, lora_b, y, order, tiles,
-    OUTS: tl.constexpr, RANK: tl.constexpr,
-    TILE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
+    narrow, lora_b, y, order, tiles, rank,
+    OUTS: tl.constexpr, TILE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_N: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
-    """One program per tile and BLOCK_N columns: y[order[place], OUTS] += narrow[place] x lora_b[adapter, RANK, OUTS]."""
+    """One program per tile and BLOCK_N columns: y[order[place], OUTS] += narrow[place] times lora_b[adapter]."""
     adapter, places, inside, rows = tile_of(tiles, order, TILE)
     ranks, columns = tl.arange(0, BLOCK_R), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
-    source = narrow + places[:, None] * RANK + ranks[None, :]
-    each = tl.load(source, inside[:, None] & (ranks < RANK)[None, :], other=0.0)
-    weights = lora_b + (adapter * RANK + ranks[:, None]) * OUTS + columns[None, :]
-    weight = tl.load(weights, (ranks < RANK)[:, None] & (columns < OUTS)[None, :], other=0.0)
+    source = narrow + places[:, None] * rank + ranks[None, :]
+    each = tl.load(source, inside[:, None] & (ranks < rank)[None, :], other=0.0)
+    weights = lora_b + (adapter * rank + ranks[:, None]) * OUTS + columns[None, :]
+    weight = tl.load(weights, (ranks < rank)[:, None] & (columns < OUTS)[None, :], other=0.0)
     change = tl.dot(each.to(DOT), weight.to(DOT), input_precision="ieee")
     target, has = y + rows[:, None] * OUTS + columns[None, :], inside[:, None] & (columns < OUTS)[None, :]
     tl.store(target, (tl.load(target, has, other=0.0).to(tl.float32) + change).to(y.dtype.element_ty), has)
@@ -69,6 +67,8 @@ def add_lora(x: Tensor, y: Tensor, lora_a: Tensor, lora_b: Tensor, spans: Tensor
     narrow = torch.empty(len(order), rank, dtype=x.dtype, device=x.device)
     # Triton's interpreter cannot multiply bfloat16.
     dot = tl.float32 if interpreted() else getattr(tl, str(x.dtype).removeprefix("torch."))
-    sizes = rank, TILE, max(16, triton.next_power_of_2(rank)), BLOCK, dot
-    shrink_kernel[(len(tiles),)](x, lora_a, narrow, order, tiles, ins, *sizes)
-    expand_kernel[(len(tiles), triton.cdiv(outs, BLOCK))](narrow, lora_b, y, order, tiles, outs, *sizes)
+    block = max(16, triton.next_power_of_2(rank))
+    most = min(128, MOST // (block * x.element_size()))
+    shrink_kernel[(len(tiles),)](x, lora_a, narrow, order, tiles, rank, ins, TILE, block, most, dot)
+    columns = triton.cdiv(outs, most)
+    expand_kernel[(len(tiles), columns)](narrow, lora_b, y, order, tiles, rank, outs, TILE, block, most, dot)

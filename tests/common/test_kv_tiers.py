@@ -220,7 +220,7 @@ def foreign(files):
 def huge(files):
     for file in files:
         with file.open("ab") as opened:
-            opened.truncate(10**8)  # a dozen are less than the folder may hold, which would remove some unread
+            opened.truncate(10**8)  # a dozen fit: from a folder that is too full some would be removed unread
 
 
 @pytest.mark.parametrize("damage", [swapped, torn, damaged, foreign, huge])

@@ -25,6 +25,7 @@ from tests.helpers.engine_options import drain, endless, pool
 from tests.helpers.faulty_fleet import FaultyFleet
 from tests.helpers.quantized_reference import take_weights
 from tests.helpers.serving_openai import openai_server
+from tests.helpers.triton_marks import needs_triton, on_cpu
 
 PAGE, TOKENS = 16, 20  # TOKENS: of an answer
 RANKS = (1, 2, 4, 8, 8, 3, 16, 64)
@@ -111,10 +112,14 @@ def test_eight_adapters_in_one_batch_answer_as_merged_models(loaded, folders, do
     engine.close()
 
 
-HOW = [{"quantization": "int8"}, {"quantization": "int4"}, {"fused": False}]
+HOW = [
+    *({"quantization": "int8"}, {"quantization": "int4"}, {"fused": False}),
+    pytest.param({"fused": "triton"}, marks=[needs_triton, on_cpu]),
+    pytest.param({"device": "cuda"}, marks=pytest.mark.gpu),
+]
 
 
-@pytest.mark.parametrize("how", [*HOW, pytest.param({"device": "cuda"}, marks=pytest.mark.gpu)], ids=str)
+@pytest.mark.parametrize("how", HOW, ids=str)
 def test_other_weights_and_kernels(folders, documents, expect, how):
     loaded, names = load_model(dtype="float32", **how), (None, "a1", "a2", "a6")
     engine = make_engine(load_engine("06"), loaded, loras=folders, max_running=4)

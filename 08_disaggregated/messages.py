@@ -88,7 +88,7 @@ class Report:
     parked: list[tuple[str, Any]] = field(default_factory=list)  # (key, ticket): the prompt is done, its pages wait
     arrived: list[Arrival] = field(default_factory=list)
     failed: list[tuple[str, str]] = field(default_factory=list)  # (key, reason): not fetched, or no room for it ever
-    available: int | None = None  # pages for orders, if more or fewer: also those of orders in the router's load
+    available: int | None = None  # free pages, if changed; pages of orders that the router counts as load are free here
     record: StepRecord | None = None  # of the step, if there was one
     heartbeat: Heartbeat | None = None
 

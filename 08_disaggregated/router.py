@@ -344,7 +344,7 @@ class Router(BaseEngine):
         self.handles[handle.number] = Handle(handle.number, handle.role)
         worked_on = set(handle.worked_on())
         for flight in flights:
-            computed_there = flight.decode is handle or flight.phase == PREFILL  # parked pages do no harm
+            computed_there = flight.decode is handle or flight.phase == PREFILL  # nobody dies of parked pages
             flight.deaths += computed_there and flight.key in worked_on
             self._lose(flight, handle)
 

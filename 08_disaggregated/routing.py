@@ -154,7 +154,7 @@ class Handle:
     def in_our_time(self, record: StepRecord, index: int, flights: Mapping[str, Flight]) -> StepRecord:
         """Return a step of this worker for the router's trace: by the router's clock, under the requests' own ids.
 
-        An id is the request's own string in all steps: every report brings new ones, 20 MB in all records of a trace.
+        All steps share the request's own string: the copies that reports bring would take 20 MB in a full trace.
         """
 
         def name(key: str) -> str:

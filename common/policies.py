@@ -91,7 +91,7 @@ class Fair:
         return dict(ranked), deque(waiting[place] for place in in_turn)
 
     def makes_room(self, running: dict[str, Any], waiting: deque[Request]) -> bool:
-        """A tenant with two places more than its share gives one to a tenant that gets no more than its own by it.
+        """Say whether the last's tenant has two places more than its share, and the first's would not exceed its own.
 
         So nobody waits for the long answers of a flood. Tenants with as much to do seldom interrupt each other: a place
         that becomes free goes now to one, now to the other.

@@ -189,7 +189,7 @@ def _keep_top(weights: Tensor, logits: Tensor, params: Sequence[SamplingParams],
 def _ranked(logits: Tensor, first: int) -> tuple[Tensor, Tensor]:
     """Return the `first` largest logits of each row and their token ids, best first; of equals the lower id is first.
 
-    Which of those that equal the last one are among them is not defined.
+    Of logits that tie for the last place any may be returned.
     """
     if first == logits.shape[-1]:
         return logits.sort(dim=-1, descending=True, stable=True)

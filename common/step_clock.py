@@ -92,7 +92,7 @@ class StepClock:
         return wrapper
 
     def timed(self, part: str, function: Callable, since: Callable[[], float] | None = None) -> Callable:
-        """Return the function with its seconds added to the part's, or only those from the time `since` tells on."""
+        """Return the function with its seconds added to the part's. since: when they begin, if not at the call."""
 
         def wrapper(*arguments, **options):
             start = self.now()

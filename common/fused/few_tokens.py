@@ -94,8 +94,9 @@ class FewScores:
 
 
 def place_of(linear: nn.Module, dtype: torch.dtype) -> Tensor | None:
-    """Return what kernels need of a weight, in int64: its place (see `Blocks`), the address of the compiled product,
-    and up to how many rows are rounded to 8 bits first. None if it is not in blocks, or split over ranks.
+    """Return what kernels need of a weight, int64 `[5]`: its address, the bytes of a block and of a step, the address
+    of the compiled product, and up to how many rows are rounded to 8 bits first. None if it is not in blocks, or split
+    over ranks.
 
     dtype: of the rows.
     """

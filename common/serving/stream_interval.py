@@ -10,8 +10,7 @@ from common.request import Request
 
 
 class Intervals(Around):
-    """An engine whose steps tell of a request on its first and last token, and otherwise once it has `tokens` more and
-    new text.
+    """An engine whose steps report a request at its first and last token, else every `tokens` tokens if there is text.
 
     All other attributes are the engine's own.
     """

@@ -31,7 +31,7 @@ FORGET_IDLE = 0.99  # with each step without draft tokens: a request that was gi
 PRIOR_WEIGHT = 4.0  # weight of the average rate, in observed draft tokens
 FIRST_RATE = 0.7  # acceptance rate, before anything has been seen
 FIRST_SLOWNESS = 1.3  # of steps with draft tokens over their passes alone, before any has been timed
-LEAST_GAIN = 1.05  # what draft tokens have to promise: estimates err, and what they bring by chance is soon lost again
+MIN_GAIN = 1.05  # what draft tokens have to promise: estimates err, and what they bring by chance is soon lost again
 
 
 @dataclass
@@ -60,11 +60,11 @@ def best_counts(rates: list[float], costs: Costs, factor: float = 1.0) -> list[i
     batch = len(rates)
     plain = costs.target(batch)
     # A draft token takes a place in the pass, and must bring what this time would bring without it.
-    least = LEAST_GAIN * factor * (costs.target(2 * batch) - plain) / plain
+    least = MIN_GAIN * factor * (costs.target(2 * batch) - plain) / plain
     accepted = numpy.array(rates)[:, None] ** numpy.arange(1, MAX_DRAFT_TOKENS + 1)  # probabilities, [B, depth]
     pays = accepted > least
     tokens, places, drafting = float(batch), batch, 0.0
-    best, depth_of_best = LEAST_GAIN * batch / plain, 0
+    best, depth_of_best = MIN_GAIN * batch / plain, 0
     each = zip((accepted * pays).sum(0).tolist(), pays.sum(0).tolist(), strict=True)
     for depth, (more, going) in enumerate(each, 1):
         if not going:

@@ -35,7 +35,7 @@ START_SECONDS = 600.0  # for a process to start and load its model
 SIGN_SECONDS = 60.0  # without a sign of life from a process that starts or loads; a busy machine may need 30
 LOOK_SECONDS = 1.0  # a keeper waits no longer without a look around: if Ray's head is gone, nothing wakes it
 CLOSE_SECONDS = 5.0  # for all keepers together to notice that their workers have been ended
-AGAIN_SECONDS, MOST_SECONDS = 1.0, 30.0  # from the loss of a worker to the next start, which doubles while starts fail
+AGAIN_SECONDS, MAX_SECONDS = 1.0, 30.0  # from the loss of a worker to the next start, which doubles while starts fail
 
 log = logging.getLogger("router")
 
@@ -134,7 +134,7 @@ class RayFleet(Fleet):
                 with suppress(Exception):
                     ray.kill(actor)
             self.closing.wait(pause)
-            pause = min(2 * pause, MOST_SECONDS)
+            pause = min(2 * pause, MAX_SECONDS)
 
     def _start(self, number: int) -> Any:
         """Start a process and have it load its model. Raise what Ray raises if it dies, hangs or takes too long."""

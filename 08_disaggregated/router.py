@@ -41,10 +41,10 @@ from .routing import (
 )
 
 LISTEN_SECONDS = 0.005  # a step waits this long for events: a request that arrives meanwhile waits as long
-MOST_ID = 200  # characters of a request id, which is part of keys
+MAX_ID = 200  # characters of a request id, which is part of keys
 START_SECONDS = 600.0  # for workers to load their model
-MOST_FAILED_TRANSFERS = 3  # of one request; then one worker does the whole job
-MOST_DEATHS = 3  # of workers under one request, without a token in between
+MAX_FAILED_TRANSFERS = 3  # of one request; then one worker does the whole job
+MAX_DEATHS = 3  # of workers under one request, without a token in between
 
 log = logging.getLogger("router")
 
@@ -84,8 +84,8 @@ class Router(BaseEngine):
 
     def accept(self, request: Request) -> None:
         """Begin the first attempt. Raise InvalidInput if the id is too long, or the smallest pool too small."""
-        if len(request.request_id) > MOST_ID:
-            raise InvalidInput(f"a request id has at most {MOST_ID} characters, not {len(request.request_id)}")
+        if len(request.request_id) > MAX_ID:
+            raise InvalidInput(f"a request id has at most {MAX_ID} characters, not {len(request.request_id)}")
         if (tokens := len(request.prompt_token_ids) + request.max_tokens) > self.capacity:
             raise InvalidInput(
                 f"prompt and max_tokens are {tokens} tokens, and the smallest worker's cache has room for "
@@ -201,7 +201,7 @@ class Router(BaseEngine):
             if not found:
                 break
             handle, task = found
-            hand_over = handle.role == "prefill" and decode_is_up and flight.failed_transfers < MOST_FAILED_TRANSFERS
+            hand_over = handle.role == "prefill" and decode_is_up and flight.failed_transfers < MAX_FAILED_TRANSFERS
             handle.seen.add(tokens if flight.request.max_tokens else [])  # what is only scored is not cached
             self._order(flight, PREFILL if hand_over else DECODE, handle, task)
         self._send_mail()
@@ -363,8 +363,8 @@ class Router(BaseEngine):
                 self._begin_again(flight)
 
     def _begin_again(self, flight: Flight) -> None:
-        """Drop the orders of a flight and begin a new attempt; after MOST_DEATHS end its request with "error"."""
-        if flight.deaths >= MOST_DEATHS:
+        """Drop the orders of a flight and begin a new attempt; after MAX_DEATHS end its request with "error"."""
+        if flight.deaths >= MAX_DEATHS:
             self._fail(flight, f"{flight.deaths} workers have died under it, one after the other")
             return
         for handle in flight.holders:
@@ -383,15 +383,15 @@ class Router(BaseEngine):
                 self._lose(flight, handle)
 
     def _transfer_failed(self, handle: Handle, flight: Flight, reason: str) -> None:
-        """Hand over again; after MOST_FAILED_TRANSFERS do without a handoff, after three times as many give up."""
+        """Hand over again; after MAX_FAILED_TRANSFERS do without a handoff, after three times as many give up."""
         self.failed_transfers += 1
         flight.failed_transfers += 1
         log.warning("pages of request %s could not be fetched: %s", flight.request.request_id, reason)
-        if flight.failed_transfers >= 3 * MOST_FAILED_TRANSFERS:
+        if flight.failed_transfers >= 3 * MAX_FAILED_TRANSFERS:
             self._fail(flight, reason)
             return
         self._lose(flight, handle)
-        if flight.phase == READY and flight.failed_transfers >= MOST_FAILED_TRANSFERS:
+        if flight.phase == READY and flight.failed_transfers >= MAX_FAILED_TRANSFERS:
             self._begin_again(flight)
 
     def _end_what_waits_too_long(self) -> None:

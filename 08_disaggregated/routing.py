@@ -25,7 +25,7 @@ READY = "ready"  # [its prefill worker] waits for room on a decode worker
 TRANSFER = "transfer"  # [both]
 DECODE = "decode"  # [its decode worker]; where prompts are computed too if there is no handoff
 
-MOST_BEGUN = 16  # orders that a worker may have begun since its last report
+MAX_BEGUN = 16  # orders that a worker may have begun since its last report
 
 
 class SeenPages:
@@ -149,7 +149,7 @@ class Handle:
     def worked_on(self) -> list[str]:
         """Return the keys that it may have worked on: those of its last step, and the first of those that wait."""
         waiting = [key for key in self.held if key not in self.computing]
-        return [key for key in self.held if key in self.computing] + waiting[:MOST_BEGUN]
+        return [key for key in self.held if key in self.computing] + waiting[:MAX_BEGUN]
 
     def in_our_time(self, record: StepRecord, index: int, flights: Mapping[str, Flight]) -> StepRecord:
         """Return a step of this worker for the router's trace: by the router's clock, under the requests' own ids.

@@ -19,7 +19,7 @@ from .stages import ROOT
 SECONDS = 5  # of processor time, for a process
 LONGEST = 60  # seconds of a clock, where a system (Windows) does not limit processor time
 AT_ONCE = 2  # processes
-MOST_NEW = 32  # forms that wait, also those of clients that have left: 80 s if each takes SECONDS
+MAX_NEW = 32  # forms that wait, also those of clients that have left: 80 s if each takes SECONDS
 KEPT = 64  # results
 
 
@@ -42,7 +42,7 @@ class Trials:
             raise InvalidInput(TOO_DEEP) from error
         known = self.results.get(key)
         if known is None or (known.done() and known.exception()):  # or no process could be started
-            if sum(not task.done() for task in self.results.values()) >= MOST_NEW:
+            if sum(not task.done() for task in self.results.values()) >= MAX_NEW:
                 raise QueueFull("too many new forms of answers at once: try again later")
             if len(self.results) >= KEPT:
                 ended = (key for key, task in self.results.items() if task.done())

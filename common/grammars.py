@@ -9,8 +9,8 @@ from typing import Any
 
 from .errors import InvalidInput, shortened
 
-MOST_CHARACTERS, MOST_DEPTH = 100_000, 64  # of a schema; a library that recurses deeper may overflow its stack
-TOO_DEEP = f"the JSON schema is nested deeper than {MOST_DEPTH} levels: make it flatter"
+MAX_CHARACTERS, MAX_DEPTH = 100_000, 64  # of a schema; a library that recurses deeper may overflow its stack
+TOO_DEEP = f"the JSON schema is nested deeper than {MAX_DEPTH} levels: make it flatter"
 # Between two parts of JSON. Endless blanks are valid JSON too, and a model at a temperature finds its way there.
 WHITESPACE = "[ ]?"
 TAG, END = "<tool_call>", "</tool_call>"  # around a call, as Qwen's templates teach it
@@ -25,8 +25,8 @@ def json_grammar(schema: Mapping[str, Any], lenient: bool = False) -> str:
     if not isinstance(schema, Mapping):
         raise InvalidInput(f"a JSON schema must be an object, not {shortened(schema)}")
     check_depth(schema)
-    if len(json.dumps(schema)) > MOST_CHARACTERS:
-        raise InvalidInput(f"the JSON schema has more than {MOST_CHARACTERS:,} characters: make it shorter")
+    if len(json.dumps(schema)) > MAX_CHARACTERS:
+        raise InvalidInput(f"the JSON schema has more than {MAX_CHARACTERS:,} characters: make it shorter")
     options = {"whitespace_pattern": WHITESPACE, "lenient": lenient, "coerce_one_of": lenient}
     try:
         return matcher.grammar_from_json_schema(dict(schema), overrides=options)
@@ -35,9 +35,9 @@ def json_grammar(schema: Mapping[str, Any], lenient: bool = False) -> str:
 
 
 def check_depth(value: Any) -> None:
-    """Raise InvalidInput for JSON nested deeper than MOST_DEPTH: recursion may crash the process."""
+    """Raise InvalidInput for JSON nested deeper than MAX_DEPTH: recursion may crash the process."""
     level = [value]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         level = [
             inner
             for one in level
@@ -112,8 +112,8 @@ def tool_grammar(
 
 
 def _short(text: str, name: str) -> str:
-    if len(text) > MOST_CHARACTERS:
-        raise InvalidInput(f"{name} has more than {MOST_CHARACTERS:,} characters: make it shorter")
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidInput(f"{name} has more than {MAX_CHARACTERS:,} characters: make it shorter")
     if not text.isascii() and any("\ud800" <= character <= "\udfff" for character in text):
         raise InvalidInput(f"{name} has half a surrogate pair, which no text may contain: leave it out")
     return text

@@ -25,7 +25,7 @@ from .errors import InvalidInput
 
 OURS = re.compile(r"[0-9a-f]{64}\.(kv|[0-9a-f]{8}\.part)")
 HEADER_BYTES = 4096  # more than the head of a file takes
-MOST_WAITING = 256  # pages that wait to be written; more are dropped, since an engine does not wait for a disk
+MAX_WAITING = 256  # pages that wait to be written; more are dropped, since an engine does not wait for a disk
 READERS = 4  # threads: a checksum takes longer than a read
 KEPT_SHARE, LOOK_SHARE = 0.9, 0.02  # of `most_bytes`: what is left after a look, and what is written before the next
 
@@ -48,7 +48,7 @@ class Disk:
             raise InvalidInput(message) from error
         if self.slots < 1:
             raise InvalidInput(f"a page takes {self.page_bytes:,} bytes: give a larger --kv-disk-memory")
-        self.room = threading.BoundedSemaphore(MOST_WAITING)
+        self.room = threading.BoundedSemaphore(MAX_WAITING)
         self.bytes = self.unseen = 0  # as of the last look; written since
         self.fails = False
         self.writer, self.reader = ThreadPoolExecutor(1, "kv-writer"), ThreadPoolExecutor(READERS, "kv-reader")

@@ -49,7 +49,7 @@ from .request import SaltedTokens
 from .transfers import current, to_device
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-MOST_RANK, MOST_NAME = 64, 128
+MAX_RANK, MAX_NAME = 64, 128
 ALIGNED = 8  # grouped products on a GPU read rows of a multiple of 16 bytes
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 MODULES = {"qkv": TARGETS[:3], "output": TARGETS[3:4], "gate_up": TARGETS[4:6], "down": TARGETS[6:]}  # of a checkpoint
@@ -82,8 +82,8 @@ class Adapter(NamedTuple):
 
 def read_adapter(name: str, folder: Path, model: Loaded | BaseEngine) -> Adapter:
     """Read an adapter for a model. Raise InvalidInput, one sentence with the field or the tensor at fault."""
-    if not (0 < len(name) <= MOST_NAME and name.isprintable()):
-        raise InvalidInput(f"an adapter's name has 1 to {MOST_NAME} printable characters, not {shortened(name)}")
+    if not (0 < len(name) <= MAX_NAME and name.isprintable()):
+        raise InvalidInput(f"an adapter's name has 1 to {MAX_NAME} printable characters, not {shortened(name)}")
     try:
         rank, scale, targets = read_settings(folder / CONFIG)
         tensors = read_tensors(folder / WEIGHTS, rank, targets, model.config)
@@ -124,7 +124,7 @@ def read_settings(file: Path) -> tuple[int, float, list[str]]:
     check(given["bias"] == "none", "bias", given["bias"], "none")
     start = given["init_lora_weights"]
     check(start in STARTS, "init_lora_weights", start, "a start that leaves the model as it is")
-    check(type(rank) is int and 1 <= rank <= MOST_RANK, "r", rank, f"a rank of 1 to {MOST_RANK}")
+    check(type(rank) is int and 1 <= rank <= MAX_RANK, "r", rank, f"a rank of 1 to {MAX_RANK}")
     check(type(alpha) in (int, float) and abs(alpha) < 1e6, "lora_alpha", alpha, "a number")
     check(given["use_rslora"] in (True, False), "use_rslora", given["use_rslora"], "true or false")
     fit = isinstance(targets, list) and targets and all(target in TARGETS for target in targets)

@@ -7,7 +7,7 @@ import re
 import torch
 from torch import Tensor
 
-from .attention.triton_backend import MOST_PIECES
+from .attention.triton_backend import MAX_PIECES
 from .errors import InvalidInput, counted, shortened
 from .loader import Loaded
 from .model import ModelConfig
@@ -98,7 +98,7 @@ def graph_bytes(config: ModelConfig, dtype: torch.dtype, requests: int, models: 
     activations. Each model (2 with a draft model) has its recordings, and logits where they are read. Beside them lies
     the workspace of matrix products.
     """
-    partial = MOST_PIECES * config.num_heads * (config.head_dim + 1) * 4
+    partial = MAX_PIECES * config.num_heads * (config.head_dim + 1) * 4
     widths = 4 * config.hidden_size + 3 * config.intermediate_size
     widths += 2 * (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     logits = config.vocab_size * dtype.itemsize

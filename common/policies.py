@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 from .engine import BaseEngine
 from .errors import InvalidInput
 from .request import Request
-from .sampling_params import MOST_TENANT
+from .sampling_params import MAX_TENANT
 
 POLICIES = ("fcfs", "priority", "fair")
 INPUT, OUTPUT = 1.0, 2.0  # what a token costs a tenant that is read, and one that a decode step runs, as in the paper
-MOST_AWAY = 1000  # tenants without requests whose counters are kept: clients may make up names
+MAX_AWAY = 1000  # tenants without requests whose counters are kept: clients may make up names
 
 
 class Scheduling(NamedTuple):
@@ -128,7 +128,7 @@ class Fair:
         served = [known[tenant] for tenant in here if tenant in known] or [max(known.values(), default=0.0)]
         self.least = max(self.least, min(served))
         away = sorted((count, tenant) for tenant, count in known.items() if tenant not in here and count > self.least)
-        self.counters = {tenant: count for count, tenant in away[-MOST_AWAY:]}
+        self.counters = {tenant: count for count, tenant in away[-MAX_AWAY:]}
         self.counters |= {tenant: max(known.get(tenant, 0.0), self.least) for tenant in here}
 
 
@@ -164,10 +164,10 @@ def read_keys(file: Path) -> list[Key]:
         try:
             name, key, *weight = words
             one = Key(name, key, *map(float, weight))
-            if not (0 < one.weight < float("inf") and len(one.name) <= MOST_TENANT):
+            if not (0 < one.weight < float("inf") and len(one.name) <= MAX_TENANT):
                 raise ValueError
         except (TypeError, ValueError):  # too few or too many words, or no number
-            most = f"a name of at most {MOST_TENANT} characters"
+            most = f"a name of at most {MAX_TENANT} characters"
             raise InvalidInput(f"line {number} of {file} must be {most}, a key and perhaps a weight above 0") from None
         if one.key in keys:
             raise InvalidInput(f"line {number} of {file} has the key of {keys[one.key].name!r}: give another")

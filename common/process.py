@@ -93,7 +93,7 @@ class FreeCores:
     """
 
     LOOK_SECONDS = 0.1  # a clock tick of /proc/stat is 0.01 s, so that half a core is five of them
-    MOST_SHARE = 0.005  # of the time, for looking: /proc/stat has a line for each core
+    MAX_SHARE = 0.005  # of the time, for looking: /proc/stat has a line for each core
 
     def __init__(self):
         self.seen: tuple[float, float] | None = None  # on the clock, and seconds taken by others until then
@@ -113,7 +113,7 @@ class FreeCores:
                 taken = (others - self.seen[1]) / (now - self.seen[0])
                 self.count = max(1, len(usable) - round(taken))
             self.seen = now, others
-            self.wait = max(self.LOOK_SECONDS, (time.monotonic() - now) / self.MOST_SHARE)
+            self.wait = max(self.LOOK_SECONDS, (time.monotonic() - now) / self.MAX_SHARE)
         return self.count
 
 

@@ -38,7 +38,7 @@ from .sampling_params import Row, SamplingParams
 from .transfers import ToHost, to_device
 
 # Rows that pass the filters together. On the way each takes about 70 bytes a token of the vocabulary, and leaves 8.
-MOST_ROWS = 64
+MAX_ROWS = 64
 # Tokens that a CPU ranks first: top-k and top-p seldom keep more, and to sort 151,936 takes it 15 times as long.
 CANDIDATES = 512
 
@@ -131,8 +131,8 @@ def probabilities(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     another text.
     """
     result = torch.empty(logits.shape, dtype=torch.float64, device=logits.device)
-    for start in range(0, len(rows), MOST_ROWS):
-        some = slice(start, start + MOST_ROWS)
+    for start in range(0, len(rows), MAX_ROWS):
+        some = slice(start, start + MAX_ROWS)
         weights = _weights(logits[some], rows[some])
         torch.div(weights, weights.sum(-1, keepdim=True), out=result[some])
     return result

@@ -18,9 +18,9 @@ from .errors import InvalidInput
 from .structured_output import Structure
 
 # The engine's thread compares each character of an answer with every stop string. OpenAI's API allows four.
-MOST_STOPS, MOST_STOP_CHARACTERS, MOST_STOP_TOKENS = 32, 256, 128
-MOST_BIASES = 300  # as in OpenAI's API
-MOST_TENANT = 128  # characters of a tenant's name
+MAX_STOPS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 32, 256, 128
+MAX_BIASES = 300  # as in OpenAI's API
+MAX_TENANT = 128  # characters of a tenant's name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,21 +137,21 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     "presence_penalty": (lambda x: _is_number(x) and -2 <= x <= 2, "a number from -2 to 2"),
     "frequency_penalty": (lambda x: _is_number(x) and -2 <= x <= 2, "a number from -2 to 2"),
     "logit_bias": (
-        lambda x: _is_list(x, MOST_BIASES, _is_bias),
-        f"a map of at most {MOST_BIASES} token ids to numbers from -100 to 100",
+        lambda x: _is_list(x, MAX_BIASES, _is_bias),
+        f"a map of at most {MAX_BIASES} token ids to numbers from -100 to 100",
     ),
     "stop": (
-        lambda x: _is_list(x, MOST_STOPS, lambda text: isinstance(text, str) and 0 < len(text) <= MOST_STOP_CHARACTERS),
-        f"a string of 1 to {MOST_STOP_CHARACTERS} characters or a list of at most {MOST_STOPS} of them",
+        lambda x: _is_list(x, MAX_STOPS, lambda text: isinstance(text, str) and 0 < len(text) <= MAX_STOP_CHARACTERS),
+        f"a string of 1 to {MAX_STOP_CHARACTERS} characters or a list of at most {MAX_STOPS} of them",
     ),
     "stop_token_ids": (
-        lambda x: _is_list(x, MOST_STOP_TOKENS, _is_token_id),
-        f"a list of at most {MOST_STOP_TOKENS} integers of at least 0",
+        lambda x: _is_list(x, MAX_STOP_TOKENS, _is_token_id),
+        f"a list of at most {MAX_STOP_TOKENS} integers of at least 0",
     ),
     "min_tokens": (lambda x: _is_int(x) and x >= 0, "an integer of at least 0"),
     "ending_token_ids": (
-        lambda x: _is_list(x, MOST_BIASES, _is_token_id),
-        f"a list of at most {MOST_BIASES} integers of at least 0",
+        lambda x: _is_list(x, MAX_BIASES, _is_token_id),
+        f"a list of at most {MAX_BIASES} integers of at least 0",
     ),
     "include_stop_str_in_output": (lambda x: isinstance(x, bool), "True or False"),
     "seed": (
@@ -160,7 +160,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
     ),
     "ignore_eos": (lambda x: isinstance(x, bool), "True or False"),
     "priority": (lambda x: _is_int(x) and abs(x) < 2**31, "an integer of 32 bits"),
-    "tenant": (lambda x: isinstance(x, str) and len(x) <= MOST_TENANT, f"a text of at most {MOST_TENANT} characters"),
+    "tenant": (lambda x: isinstance(x, str) and len(x) <= MAX_TENANT, f"a text of at most {MAX_TENANT} characters"),
     "adapter": (lambda x: x is None or (isinstance(x, str) and bool(x)), "an adapter's name, or None"),
     "structure": (lambda x: x is None or isinstance(x, Structure), "a Structure, or None"),
     "logprobs": (lambda x: x is None or (_is_int(x) and 0 <= x <= 20), "an integer from 0 to 20, or None"),

@@ -23,11 +23,11 @@ from .errors import InvalidInput
 from .loader import Loaded
 from .transfers import synchronize
 
-MOST = 2048  # on a CPU
+MAX_BUDGET = 2048  # on a CPU
 # On a GPU a pass of MEASURED_ON_GPU tokens is measured. Python launches the kernels of a prompt one by one: that takes
 # the host of an H200 12 ms for 28 layers, however many tokens there are; with 2,048 the GPU idles most of the time.
-MOST_ON_GPU, MEASURED_ON_GPU = 16384, 8192
-LEAST = 64
+MAX_BUDGET_ON_GPU, MEASURED_ON_GPU = 16384, 8192
+MIN_BUDGET = 64
 # The objective: shorter pauses are not felt as such (Miller 1968, Response Time in Man-Computer Conversational
 # Transactions). Many prompts at once also interrupt fewer answers when few steps take them all.
 STEP_SECONDS = 0.1
@@ -76,23 +76,23 @@ def choose_token_budget(
 ) -> tuple[int, ChunkPrice, str]:
     """Return the budget, the price of a chunk, and one line that says why if they were measured.
 
-    On a CPU halve MOST as often as necessary for a pass of STEP_SECONDS, but not below LEAST, or max_running, since
-    each running request needs its token. On a GPU measure a long pass, and halve MOST_ON_GPU down to MOST. Ranks
-    that share a model must choose alike: they take the engine's default, on a GPU MOST.
+    On a CPU halve MAX_BUDGET as often as necessary for a pass of STEP_SECONDS, but not below MIN_BUDGET, or
+    max_running, since each running request needs its token. On a GPU measure a long pass, and halve MAX_BUDGET_ON_GPU
+    down to MAX_BUDGET. Ranks that share a model must choose alike: they take the engine's default, on a GPU MAX_BUDGET.
     attention: the backend that reads pages, as for `choose_attention`; None: K and V lie in slots (stage 04).
     """
     on_gpu = loaded.device.type == "cuda"
     if loaded.shard.ranks > 1:
-        return max(MOST if on_gpu else default, max_running), ChunkPrice(), ""
+        return max(MAX_BUDGET if on_gpu else default, max_running), ChunkPrice(), ""
     if on_gpu:
         pass_seconds(loaded, MEASURED_ON_GPU, times=1)
-        seconds, budget = pass_seconds(loaded, MEASURED_ON_GPU), MOST_ON_GPU
-        while budget > MOST and seconds * budget / MEASURED_ON_GPU > STEP_SECONDS:
+        seconds, budget = pass_seconds(loaded, MEASURED_ON_GPU), MAX_BUDGET_ON_GPU
+        while budget > MAX_BUDGET and seconds * budget / MEASURED_ON_GPU > STEP_SECONDS:
             budget //= 2
         note = f"token_budget={budget} (a pass of {MEASURED_ON_GPU} tokens takes {1e3 * seconds:.0f} ms)"
         return max(budget, max_running), ChunkPrice(), note
-    sizes = [max(MOST, max_running)]
-    while sizes[-1] // 2 >= max(LEAST, max_running):
+    sizes = [max(MAX_BUDGET, max_running)]
+    while sizes[-1] // 2 >= max(MIN_BUDGET, max_running):
         sizes.append(sizes[-1] // 2)
     budget = size = sizes.pop()
     pass_seconds(loaded, 1, times=1)  # not measured: the first pass may load or compile kernels, which takes longer

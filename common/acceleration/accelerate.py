@@ -27,7 +27,7 @@ from .graphs import GraphedModel, ladder, why_no_graphs
 from .overlap import OverlappedLoop
 from .warm_up import warm_up
 
-MANY, LEAST_GAIN = 64, 1.1  # requests whose products are timed in two types, and the difference that is worth a line
+MANY, MIN_GAIN = 64, 1.1  # requests whose products are timed in two types, and the difference that is worth a line
 VERIFIED = 64  # rows for which there are graphs at least, where each request brings its draft tokens
 
 
@@ -123,7 +123,7 @@ def float32_is_faster(loaded: Loaded, scheduler: object) -> str:
         return ""
     rows = min(scheduler.max_running, MANY)
     times = slowness_of_bfloat16(loaded.model.blocks[0], rows)
-    if times < LEAST_GAIN:
+    if times < MIN_GAIN:
         return ""
     return (
         f"products of {counted(rows, 'token')} take {times:.1f} times as long in bfloat16 as in float32 here: "

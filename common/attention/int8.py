@@ -14,14 +14,14 @@ from torch import Tensor
 
 from ..model import SCALE_BYTES
 
-MOST = 127
+MAX_CODE = 127
 SMALLEST = 1e-30  # of what the largest number of a row counts for: a row of zeros is divided by its scale, too
 
 
 def quantize(x: Tensor) -> Tensor:
     """Return rows `[..., D]` of any float type as int8 `[..., D + 4]`. One with an infinity or NaN becomes all NaN."""
     x = x.float()
-    scale = x.abs().amax(-1, keepdim=True).clamp_min(SMALLEST) / MOST
+    scale = x.abs().amax(-1, keepdim=True).clamp_min(SMALLEST) / MAX_CODE
     return torch.cat([(x / scale).round().to(torch.int8), scale.view(torch.int8)], dim=-1)
 
 

@@ -18,13 +18,13 @@ from torch import Tensor
 from common.fused.numba_basics import FAST, FEW_NUMBERS, array, exp, f4, kernel, narrow, prefetch, use_threads, widen
 
 from .batch import PagedBatch
-from .int8 import MOST, SCALE_BYTES, SMALLEST
+from .int8 import MAX_CODE, SCALE_BYTES, SMALLEST
 from .torch_backend import write_rows
 from .window import current_window
 
 # A block is up to this many neighbouring rows of a request, which read its K and V together. With more the queries of
 # a K/V head and their results leave a core's fastest cache.
-MOST_ROWS = 8
+MAX_ROWS = 8
 NO_WINDOW = 1 << 40
 MANY_BLOCKS = 4  # from here on threads share blocks, and below the heads of a block, too
 
@@ -51,8 +51,8 @@ class NumbaAttention:
     def prepare(self, batch: PagedBatch) -> Plan:
         blocks, row = [], 0
         for request, (count, length) in enumerate(zip(batch.host_query_lengths, batch.host_lengths, strict=True)):
-            for before in range(0, count, MOST_ROWS):
-                size = min(count - before, MOST_ROWS)
+            for before in range(0, count, MAX_ROWS):
+                size = min(count - before, MAX_ROWS)
                 blocks.append((row + before, size, request, length - count + before + size))
             row += count
         numbers = self.head_dim * sum(size * seen for _, size, _, seen in blocks)
@@ -134,7 +134,7 @@ def quantize(source, target):
         size = abs(widen(source[d]))
         if size > most or size != size:  # a NaN stays
             most = size
-    scale = most / f4(MOST)
+    scale = most / f4(MAX_CODE)
     for d in range(len(source)):
         target[d] = numpy.int8(rounded(widen(source[d]) / scale))
     target[len(source) :].view(f4)[0] = scale

@@ -16,7 +16,7 @@ from .window import current_window
 # many programs for each sequence; for many, filling the pipeline again for each piece costs more than it gains. On an
 # H200 a step of 256 requests takes 6.7 ms with pieces of 256 tokens and 6.2 with 1,024; of one request 1.3 and 1.5.
 SPLIT, LONG_SPLIT, MANY = 256, 1024, 128  # SPLIT is for engines of fewer than MANY requests at once
-MOST_PIECES = 32  # of a sequence; a longer one has larger pieces, so that their results take no more memory
+MAX_PIECES = 32  # of a sequence; a longer one has larger pieces, so that their results take no more memory
 PROGRAMS = 4096  # of decode, at most about: more do not keep a large GPU busier
 
 
@@ -89,7 +89,7 @@ class TritonAttention:
         batch, (_, H, D), (_, page_size, H_kv, _) = plan.batch, q.shape, k_pages.shape
         B = batch.decodes
         # In a graph the host's lengths are the longest possible, and so is the number of pieces.
-        pieces = min(-(-max(batch.host_lengths[:B]) // self.split), MOST_PIECES)
+        pieces = min(-(-max(batch.host_lengths[:B]) // self.split), MAX_PIECES)
         partial = torch.empty(B, pieces, H, D, dtype=torch.float32, device=q.device)
         lse = torch.empty(B, pieces, H, dtype=torch.float32, device=q.device)
         if plan.arrived is None or plan.arrived.shape[1] != H_kv:
@@ -97,7 +97,7 @@ class TritonAttention:
         decode_kernel[(B, H_kv, min(pieces, -(-PROGRAMS // (B * H_kv))))](
             q, k_pages, v_pages, batch.page_tables, batch.lengths, partial, lse, plan.arrived, out,
             pieces, q.stride(0), batch.page_tables.stride(0), D**-0.5,
-            H_kv, H // H_kv, D, page_size, self.split, MOST_PIECES,
+            H_kv, H // H_kv, D, page_size, self.split, MAX_PIECES,
             # A product on tensor cores has at least 16 rows and columns.
             BLOCK_G=max(16, triton.next_power_of_2(H // H_kv)), BLOCK_N=self.tile.block_n,
             BLOCK_D=max(16, triton.next_power_of_2(D)), DOT=self.dot, WINDOW=current_window() or 0,

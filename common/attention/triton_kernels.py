@@ -104,9 +104,9 @@ def scales_of(pages, places, exists):
 
 
 @triton.jit
-def piece_tokens(length, SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr):
-    """How many tokens a piece has: SPLIT, or the least multiple of it with which MOST_PIECES cover the sequence."""
-    return SPLIT * tl.cdiv(length, SPLIT * MOST_PIECES)
+def piece_tokens(length, SPLIT: tl.constexpr, MAX_PIECES: tl.constexpr):
+    """How many tokens a piece has: SPLIT, or the least multiple of it with which MAX_PIECES cover the sequence."""
+    return SPLIT * tl.cdiv(length, SPLIT * MAX_PIECES)
 
 
 # Numbers that differ from step to step must not be compiled into a kernel: Triton would compile it while it serves.
@@ -115,7 +115,7 @@ def decode_kernel(
     q, k_pages, v_pages, page_tables, lengths, partial, partial_lse, arrived, out,
     pieces, q_stride, table_stride, scale,
     H_KV: tl.constexpr, GROUPS: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    SPLIT: tl.constexpr, MOST_PIECES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+    SPLIT: tl.constexpr, MAX_PIECES: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
     DOT: tl.constexpr, WINDOW: tl.constexpr = 0,
 ):  # fmt: skip
     """Attention of a request's query heads that share a K/V head. Each of the programs along the third axis takes
@@ -127,7 +127,7 @@ def decode_kernel(
     """
     request, head, programs = tl.program_id(0), tl.program_id(1), tl.num_programs(2)
     length = tl.load(lengths + request)
-    split = piece_tokens(length, SPLIT, MOST_PIECES)
+    split = piece_tokens(length, SPLIT, MAX_PIECES)
     seen = tl.maximum(length - WINDOW, 0) if WINDOW else 0  # the first token that is seen
     first, count = seen // split, tl.cdiv(length, split)
     each = tl.cdiv(count - first, programs)

@@ -48,10 +48,10 @@ from .settings import Settings
 from .suite import RESULTS
 from .workloads import Job, worded_jobs
 
-RATES, SECONDS, LEAST_REQUESTS = (2, 4, 8, 16, 32), 8, 24  # at each rate: requests for so many seconds
+RATES, SECONDS, MIN_REQUESTS = (2, 4, 8, 16, 32), 8, 24  # at each rate: requests for so many seconds
 ALONE = 10  # requests that come one at a time, before the first rate
 EVERY_LONG, HANDBOOKS, PARAGRAPHS = 5, 3, 30  # one request in five is below a handbook of about a thousand tokens
-MOST_TOKENS = 192  # of an answer
+MAX_TOKENS = 192  # of an answer
 SAME_MODEL = 0.5  # the share of equal answers from which on both sides run the same model
 SIDES = ("reference", "server")
 HEADLINE = Headline(
@@ -143,7 +143,7 @@ def climb(
     """
     rows, texts = [], {}
     for place, rate in enumerate((0, *RATES)):
-        count = max(LEAST_REQUESTS, rate * SECONDS) if rate else ALONE
+        count = max(MIN_REQUESTS, rate * SECONDS) if rate else ALONE
         jobs, load = jobs_of(count, args.seed, 10 * repeat + place), {"rate": rate} if rate else {"concurrency": 1}
         with tqdm(desc=f"{side}, {rate or 'alone'}", total=count, leave=False, mininterval=DRAWN_EVERY) as bar:
             result = generate_load(url, jobs, target, **load, seed=args.seed, answered=bar.update)
@@ -159,7 +159,7 @@ def jobs_of(count: int, seed: int, number: int) -> list[Job]:
     """Return the requests of run `number`: each run has questions of its own, and all the same rules and handbooks."""
     rng = Random(f"handbooks/{seed}")
     books = [" ".join(terms.exchange(rng)[1] for _ in range(PARAGRAPHS)) for _ in range(HANDBOOKS)]
-    jobs = worded_jobs("corpus", count, 0, MOST_TOKENS, seed=seed, number=number)
+    jobs = worded_jobs("corpus", count, 0, MAX_TOKENS, seed=seed, number=number)
     read = [[books[place // EVERY_LONG % HANDBOOKS]] * is_long(place) for place in range(count)]
     texts = ["\n\n".join([SYSTEM_PROMPTS[8], *book, job.prompt]) for book, job in zip(read, jobs, strict=True)]
     return [replace(job, prompt=text) for job, text in zip(jobs, texts, strict=True)]

@@ -31,8 +31,8 @@ from .timing import free_memory
 
 RESULTS = ROOT / "results"  # where a machine's results file is, unless --out says otherwise
 PATIENCE = 2.0  # a process that takes as many times as long as expected, where there is a limit, is ended
-LEAST_SECONDS = 15.0  # no process is begun with less time left
-MOST_SAID = 500  # characters of what is wrong
+MIN_SECONDS = 15.0  # no process is begun with less time left
+MAX_SAID = 500  # characters of what is wrong
 UNKNOWN = 60.0  # seconds of a benchmark that does not say how long it takes
 # What else must be the same to resume.
 CONDITIONS = ("commit", "torch", "torch_threads", "model", "load_format", "dtype", "cpu_cores")
@@ -152,7 +152,7 @@ class Suite:
     def measure(self, run: Run, number: str, later: Sequence[Run]) -> None:
         """Run one process; each answer becomes a file, what went wrong goes to `problems`."""
         name, start = run.benchmark.name, time.monotonic()
-        if self.ends - start < LEAST_SECONDS:
+        if self.ends - start < MIN_SECONDS:
             self.problems[name] = f"it was not begun: the {self.seconds:.0f} s for everything are over (see --minutes)"
             return
         there = self.answers(run)
@@ -210,7 +210,7 @@ class Suite:
             model=model,
         )
         if wrong := wrong_in(document["sides"]):
-            self.problems[benchmark.name] = "; ".join(wrong)[:MOST_SAID]
+            self.problems[benchmark.name] = "; ".join(wrong)[:MAX_SAID]
         if document["sides"] and (path := self.document_of(benchmark)):
             given, each = (ModelConfig(**model), self.place[1], sizes), map(summary.figures_of, repeats)
             document["figures"] = aggregate([benchmark.derive(*given, figures) for figures in each])

@@ -17,7 +17,7 @@ from common.transfers import synchronize
 
 CALLS = 32  # launched one after the other before a GPU is waited for: that wait is then a small part
 REPLAY_MS = 5  # what one graph holds, in milliseconds: its own launch is then a small part
-MOST_INPUTS = 32
+MAX_INPUTS = 32
 REPEATS = 30
 
 
@@ -61,7 +61,7 @@ def inputs_beyond_cache(nbytes: int, device: torch.device) -> int:
     """Return how many inputs of `nbytes` bytes are twice what the cache holds; small ones stay there, as in a model,
     where the operation before has just written them."""
     cache = torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 0
-    return min(max(2, -(-2 * cache // nbytes)), MOST_INPUTS)
+    return min(max(2, -(-2 * cache // nbytes)), MAX_INPUTS)
 
 
 def kernels_of(function: Callable[[], object], times: int, device: torch.device) -> list[tuple[str, float, float]]:

@@ -27,7 +27,7 @@ UNIT, LANES = 32, 16  # outputs; numbers of a vector, which LLVM splits where re
 # widened, go to the first. At a distance of 4,096, one row of 4 bits takes 1.3 times as long there.
 AHEAD = 2048
 FEATURES = llvmlite.binding.get_host_cpu_features()
-MOST_ROWS = 8 if FEATURES.get("avx512f") else 2  # whose sums fit into the registers
+MAX_ROWS = 8 if FEATURES.get("avx512f") else 2  # whose sums fit into the registers
 # One instruction multiplies two inputs in bfloat16 with their weights, and adds both products to a sum in float32.
 HAS_PAIRS = bool(FEATURES.get("avx512bf16"))
 # Of a weight: inputs of a step, which are four bytes; of 8 and 4 bits (quantized.py), a group's, and of its scales.
@@ -289,8 +289,8 @@ def multiply_rows(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_ou
 @overload(multiply_rows, jit_options={"error_model": "numpy"})
 def _multiply_rows(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):
     form = FORM[number]
-    step, quantized, multiply_some = STEP[form], HEADER[form] > 0, in_parts(multiply, form, MOST_ROWS)
-    multiply_both = multiply_some if quantized else in_parts(partial(multiply, units=2), form, MOST_ROWS // 2)
+    step, quantized, multiply_some = STEP[form], HEADER[form] > 0, in_parts(multiply, form, MAX_ROWS)
+    multiply_both = multiply_some if quantized else in_parts(partial(multiply, units=2), form, MAX_ROWS // 2)
     pairs = int(form == "bfloat16" and HAS_PAIRS)
 
     def multiply_rows(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):

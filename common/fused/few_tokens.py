@@ -23,7 +23,7 @@ from .numba_kernels import THREADS, compiled
 from .packed import Blocks, PackedLinear, padded
 from .quantized import QuantizedLinear
 from .rotation import heads_of
-from .tiles import INPUTS, LEAST_QUANTIZED, has_tiles, multiply_tiles
+from .tiles import INPUTS, MIN_ROWS_QUANTIZED, has_tiles, multiply_tiles
 
 ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # that may be measured
 MANY = 2**30  # rows
@@ -107,7 +107,7 @@ def place_of(linear: nn.Module, dtype: torch.dtype) -> Tensor | None:
     if dtype == torch.bfloat16:
         fits = linear.in_features % INPUTS == 0 and has_tiles()
         if HEADER[blocks.form] and HAS_CODES:
-            multiply, most_in_codes = multiply_codes, LEAST_QUANTIZED - 1 if fits else MANY
+            multiply, most_in_codes = multiply_codes, MIN_ROWS_QUANTIZED - 1 if fits else MANY
         multiply = multiply_tiles if fits else multiply
     return torch.cat([blocks.place, torch.tensor([multiplier(blocks.form, multiply), most_in_codes])])
 

@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from ..process import return_freed_memory
 
 PIECE = 16  # blocks
-MOST_TWICE = 2**26  # bytes of weights that may be in memory twice
-MOST_PREPARED = 2048  # rows
+MAX_TWICE = 2**26  # bytes of weights that may be in memory twice
+MAX_PREPARED = 2048  # rows
 _prepared: set[tuple] = set()  # what oneDNN has met in this process: another model of the same widths needs none of it
 
 
@@ -118,11 +118,11 @@ def pack_linears(model: nn.Module) -> bool:
     """
     places = [(parent, name) for parent in model.modules() for name, child in parent.named_children()
               if type(child) is nn.Linear]  # fmt: skip
-    twice = sum(getattr(*place).weight.nbytes for place in places) <= MOST_TWICE
+    twice = sum(getattr(*place).weight.nbytes for place in places) <= MAX_TWICE
     embedding = getattr(model, "embedding", None)
     for parent, name in places:  # one after the other, so that no more than one matrix is there twice meanwhile
         linear = getattr(parent, name)
-        small = linear.weight is not getattr(embedding, "weight", model) or linear.weight.nbytes <= MOST_TWICE
+        small = linear.weight is not getattr(embedding, "weight", model) or linear.weight.nbytes <= MAX_TWICE
         packed = PackedLinear(linear, twice) if can_pack(linear.weight.dtype) else None
         if packed is not None and (small or packed.blocks is not None):
             setattr(parent, name, packed)
@@ -144,12 +144,12 @@ def padded(tokens: int) -> int:
 def prepare_products(block: nn.Module, most_tokens: int) -> None:
     """Compute each packed product of a block for each number of rows, once in a process; other blocks are as large.
 
-    Passes of more than MOST_PREPARED tokens take a multiple of what it takes to prepare one.
+    Passes of more than MAX_PREPARED tokens take a multiple of what it takes to prepare one.
     """
     for linear in block.modules():
         if isinstance(linear, PackedLinear):
             widths = linear.in_features, linear.out_features, linear.packed.dtype, torch.get_num_threads()
-            for rows in sorted({padded(tokens) for tokens in range(1, min(most_tokens, MOST_PREPARED) + 1)}):
+            for rows in sorted({padded(tokens) for tokens in range(1, min(most_tokens, MAX_PREPARED) + 1)}):
                 if (rows, *widths) not in _prepared:
                     linear(torch.zeros(rows, linear.in_features, dtype=linear.packed.dtype))
                     _prepared.add((rows, *widths))

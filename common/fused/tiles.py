@@ -38,8 +38,8 @@ from .numba_basics import fetch
 
 LINES, INPUTS = 16, 32  # of a tile
 AHEAD = 4096  # bytes, see blocks.py: measured on an Intel Xeon of the fifth generation
-LEAST = 8  # rows: before weights of fewer lie in tiles, `multiply_rows` is done
-LEAST_QUANTIZED = 25  # rows: with weights of 8 and 4 bits, which are widened for tiles, `multiply_codes` is faster
+MIN_ROWS = 8  # rows: before weights of fewer lie in tiles, `multiply_rows` is done
+MIN_ROWS_QUANTIZED = 25  # rows: with weights of 8 and 4 bits, which are widened for tiles, `multiply_codes` is faster
 SUMS, ROWS, WEIGHTS = 0, 4, 6  # the first tile that holds them
 
 
@@ -134,7 +134,9 @@ def multiply_tiles(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_o
 @overload(multiply_tiles, jit_options={"error_model": "numpy"})
 def _multiply_tiles(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):
     one, two = (multiply(FORM[number], halves) for halves in (1, 2))
-    few, least = (multiply_codes, LEAST_QUANTIZED) if HAS_CODES and HEADER[FORM[number]] else (multiply_rows, LEAST)
+    few, least = (
+        (multiply_codes, MIN_ROWS_QUANTIZED) if HAS_CODES and HEADER[FORM[number]] else (multiply_rows, MIN_ROWS)
+    )
 
     def multiply_tiles(place, x, bytes_of_x, rows, ins, first, last, out, bytes_of_out, number):
         if rows < least:

@@ -13,7 +13,7 @@ from torch import Tensor
 from .triton_launch import interpreted
 
 TILE = 16  # rows, at most: a product on a tensor core has no fewer
-MOST = 2**15  # bytes of weights that a program loads at once
+MAX_BYTES = 2**15  # bytes of weights that a program loads at once
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def add_lora(x: Tensor, y: Tensor, lora_a: Tensor, lora_b: Tensor, spans: Tensor
     # Triton's interpreter cannot multiply bfloat16.
     dot = tl.float32 if interpreted() else getattr(tl, str(x.dtype).removeprefix("torch."))
     block = max(16, triton.next_power_of_2(rank))
-    most = min(128, MOST // (block * x.element_size()))
+    most = min(128, MAX_BYTES // (block * x.element_size()))
     shrink_kernel[(len(tiles),)](x, lora_a, narrow, order, tiles, rank, ins, TILE, block, most, dot)
     columns = triton.cdiv(outs, most)
     expand_kernel[(len(tiles), columns)](narrow, lora_b, y, order, tiles, rank, outs, TILE, block, most, dot)

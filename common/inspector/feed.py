@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-MOST_BEHIND = 150  # updates that wait for one page: ten seconds
-MOST_RECORDED = 200 << 20  # bytes of updates, before they are compressed: then a recording ends
+MAX_BEHIND = 150  # updates that wait for one page: ten seconds
+MAX_RECORDED = 200 << 20  # bytes of updates, before they are compressed: then a recording ends
 QUIET_SECONDS = 1.0  # with nothing new, a page is told that the stream lives
 
 
@@ -27,7 +27,7 @@ class Page:
             self._loop.call_soon_threadsafe(self._put, update)
 
     def _put(self, update: str) -> None:
-        if self._queue.qsize() >= MOST_BEHIND:
+        if self._queue.qsize() >= MAX_BEHIND:
             self.dropped = True
         else:
             self._queue.put_nowait(update)
@@ -49,6 +49,6 @@ class Tape:
 
     def tell(self, update: str) -> None:
         self.is_new = False
-        if self._bytes < MOST_RECORDED:
+        if self._bytes < MAX_RECORDED:
             self.lines.append(update)
             self._bytes += len(update)

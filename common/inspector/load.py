@@ -23,7 +23,7 @@ TOPICS = (facts.exchange, exercises.lists, terms.exchange, stories.request)
 HEROES = [an(hero) for hero in stories.STORIES["heroes"]]
 TERMS = [term["phrase"] for term in terms.TERMS]
 EVERY_LONG = 6  # with long prompts, this many requests make one that is long
-MOST_CLIENTS = 64
+MAX_CLIENTS = 64
 BACK_OFF_SECONDS = 0.5  # from a refusal to the next try
 
 

@@ -20,7 +20,7 @@ from common.serving.openai_api.routes import SSE_HEADERS, event
 from . import books
 from .document import document
 from .feed import Page
-from .load import MOST_CLIENTS, Clients
+from .load import MAX_CLIENTS, Clients
 from .watched import Watched
 
 PAGE_HEADERS = {"Cache-Control": "no-store", "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer"}
@@ -99,7 +99,7 @@ def router(stage: Path, watched: Watched, engine_thread, clients: Clients, hello
         prompt: Annotated[str, Body()],
         max_tokens: Annotated[int, Body(ge=1)] = 128,
         temperature: Annotated[float, Body()] = 0.0,
-        count: Annotated[int, Body(ge=1, le=MOST_CLIENTS)] = 1,
+        count: Annotated[int, Body(ge=1, le=MAX_CLIENTS)] = 1,
         chat: Annotated[bool, Body()] = True,
         system: Annotated[str, Body()] = "",
     ):
@@ -114,7 +114,7 @@ def router(stage: Path, watched: Watched, engine_thread, clients: Clients, hello
 
     @routes.post("/load")
     async def load(
-        clients_wanted: Annotated[int, Body(alias="clients", ge=0, le=MOST_CLIENTS)],
+        clients_wanted: Annotated[int, Body(alias="clients", ge=0, le=MAX_CLIENTS)],
         long_prompts: Annotated[bool, Body()] = False,
     ):
         if engine_thread.error is not None:

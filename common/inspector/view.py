@@ -26,9 +26,9 @@ from common.request import Request
 
 from . import books
 
-MOST_PROMPT = 2000  # characters of a prompt that a page is told
-MOST_STEPS = 1000  # steps of the past that a page is told when it opens
-MOST_KEPT = 20_000  # requests whose numbers are kept, and titles
+MAX_PROMPT = 2000  # characters of a prompt that a page is told
+MAX_STEPS = 1000  # steps of the past that a page is told when it opens
+MAX_KEPT = 20_000  # requests whose numbers are kept, and titles
 EVERY_TREE_TEXT = 4000  # nodes; a larger tree is told without its texts
 
 
@@ -96,7 +96,7 @@ class View:
 
     def _steps(self, known: Known, words: dict[int, str]) -> list[dict[str, Any]]:
         trace, found = self.engine.trace, []
-        new = trace.since(max(known.steps, trace.steps - MOST_STEPS))
+        new = trace.since(max(known.steps, trace.steps - MAX_STEPS))
         known.steps = trace.steps
         for record in new:
             works = [[self.number(work.request_id), work.phase, work.tokens] for work in record.works]
@@ -148,7 +148,7 @@ class View:
             return title
         if tokenizer is None:
             return f"{len(ids)} token ids"
-        return tokenizer.decode(ids[:MOST_PROMPT], skip_special_tokens=True)[:MOST_PROMPT].strip()
+        return tokenizer.decode(ids[:MAX_PROMPT], skip_special_tokens=True)[:MAX_PROMPT].strip()
 
     def _learn_words(self, known: Known, token_ids: Iterable[int], words: dict[int, str]) -> None:
         """Tell each token's own text once, for those that pages draw as boxes."""
@@ -187,5 +187,5 @@ class View:
 def keep(kept: dict, key: Any, value: Any) -> None:
     """Put an entry into a dict that forgets the oldest ones."""
     kept[key] = value
-    if len(kept) > MOST_KEPT:
+    if len(kept) > MAX_KEPT:
         del kept[next(iter(kept))]

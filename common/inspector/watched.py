@@ -19,14 +19,14 @@ from .feed import Page, Tape
 from .pace import Pace
 from .view import Known, View
 
-MOST_LOOKS = 15  # a second
-MOST_SHARE = 0.004  # of the engine thread's time that looking may take: a look that takes longer is followed by a pause
-MOST_RECENT = 64  # requests that have ended and are still told to a page that opens
+MAX_LOOKS = 15  # a second
+MAX_SHARE = 0.004  # of the engine thread's time that looking may take: a look that takes longer is followed by a pause
+MAX_RECENT = 64  # requests that have ended and are still told to a page that opens
 IDLE_SECONDS = 0.1  # an idle engine looks up this often, so that a page that opens is told at once
 
 
 class Watched(Around):
-    """Looks at its engine between two steps, at most MOST_LOOKS times a second, and only while there are `readers`."""
+    """Looks at its engine between two steps, at most MAX_LOOKS times a second, and only while there are `readers`."""
 
     def __init__(self, engine: BaseEngine):
         self._engine = engine
@@ -39,7 +39,7 @@ class Watched(Around):
         self._watching = False
         self._known = Known()
         self._ended: list[Request] = []  # since the last look
-        self._recent: deque[Request] = deque(maxlen=MOST_RECENT)  # ended, watched or not
+        self._recent: deque[Request] = deque(maxlen=MAX_RECENT)  # ended, watched or not
         self._next_look = 0.0
         self._to_abort: deque[str] = deque()  # ids
         self._told: tuple[Any, ...] = ()  # where everything was at the last look
@@ -140,7 +140,7 @@ class Watched(Around):
             self._tell(self.view.update(self._known, self._recent), newcomers)
         self._ended.clear()
         self.view.extras.clear()
-        self._next_look = start + max(1 / MOST_LOOKS, (time.perf_counter() - start) / MOST_SHARE)
+        self._next_look = start + max(1 / MAX_LOOKS, (time.perf_counter() - start) / MAX_SHARE)
 
     @staticmethod
     def _tell(update: dict[str, Any], readers: Iterable[Page | Tape]) -> None:

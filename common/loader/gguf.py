@@ -51,7 +51,7 @@ SCALING_TENSOR = "rope_freqs.weight"  # how files store it: what each pair's fre
 ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 # How text is split before byte pairs are merged. transformers knows all but SmolLM's: each digit is by itself.
 SPLITS = ("default", "gpt-2", "smollm", "llama-bpe", "tekken", "qwen2", "deepseek-r1-qwen")
-MOST_PARTS, MOST_ENTRIES = 2**16, 2**21  # fields or tensors; entries of an array, tokens of a context
+MAX_PARTS, MAX_ENTRIES = 2**16, 2**21  # fields or tensors; entries of an array, tokens of a context
 PIECE = 2**18  # values that are dequantised at once
 
 
@@ -65,7 +65,7 @@ class Reader(GGUFReader):
     def __init__(self, path: Path):
         try:
             parts = np.fromfile(path, "<u8", 2, offset=8)  # how many tensors and fields
-            if parts.max() > MOST_PARTS:
+            if parts.max() > MAX_PARTS:
                 raise ValueError(f"it claims to have {counted(parts.max(), 'part')}")
             super().__init__(path)
             self.values = {name: field.contents() for name, field in self.fields.items()}
@@ -76,7 +76,7 @@ class Reader(GGUFReader):
         if raw_type != GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
         kind, entries = struct.unpack_from("<IQ", self.data, orig_offs)
-        if entries > MOST_ENTRIES:
+        if entries > MAX_ENTRIES:
             raise ValueError(f"a list claims to have {entries} entries")
         end = orig_offs + 12
         if kind == GGUFValueType.STRING:
@@ -189,7 +189,7 @@ def check_sizes(path: Path, reader: Reader, config: ModelConfig) -> None:
     for field, length in lengths.items():
         require(path, length in (None, 0, D), field, length, f"{D}, the size of a head")
     context = config.context_length
-    require(path, context <= MOST_ENTRIES, f"{family}.context_length", context, f"at most {MOST_ENTRIES}")
+    require(path, context <= MAX_ENTRIES, f"{family}.context_length", context, f"at most {MAX_ENTRIES}")
     last = f"blk.{config.num_layers - 1}."
     matrices = {
         "token_embd.weight": config.vocab_size,

@@ -19,7 +19,7 @@ from common.sampling import SamplingParams
 
 HALF_LIFE = 5.0  # seconds of work after which a measurement counts half
 QUEUED_SHARE = 0.1  # of the promise, that a request has waited, before a step says what the server can do
-MOST_SECONDS = 60  # after which to try again
+MAX_SECONDS = 60  # after which to try again
 
 
 class PromiseBroken(QueueFull):
@@ -27,7 +27,7 @@ class PromiseBroken(QueueFull):
 
     def __init__(self, message: str, seconds: float):
         super().__init__(message)
-        self.headers = {"Retry-After": str(min(MOST_SECONDS, max(1, math.ceil(seconds))))}
+        self.headers = {"Retry-After": str(min(MAX_SECONDS, max(1, math.ceil(seconds))))}
 
 
 class Promises(Around):

@@ -22,7 +22,7 @@ OBJECTIVES = argparse.Namespace(ttft_ms=1000, itl_ms=500)
 def server(monkeypatch):
     """A server that stands for both sides, and a load of one rate and few requests."""
     shrink_measurements(monkeypatch)
-    for name, value in {"RATES": (200,), "SECONDS": 0, "LEAST_REQUESTS": 6, "ALONE": 2, "MOST_TOKENS": 8}.items():
+    for name, value in {"RATES": (200,), "SECONDS": 0, "MIN_REQUESTS": 6, "ALONE": 2, "MAX_TOKENS": 8}.items():
         monkeypatch.setattr(judge, name, value)
     with stand_in() as server:
         monkeypatch.setattr(judge, "running_server", lambda *_: nullcontext(server.url))

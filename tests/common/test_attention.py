@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from common.attention import PagedBatch, choose_attention
-from common.attention.int8 import MOST, SMALLEST, dequantize, quantize
+from common.attention.int8 import MAX_CODE, SMALLEST, dequantize, quantize
 from common.attention.window import windowed
 from common.fused import choose_model, triton_launch, why_not_numba
 from common.sampling import has_kernels
@@ -102,7 +102,7 @@ def check(name, sizes, windows=(), **shape):
 
 def expect_rounded(x, rows):
     """Each number of x[..., D] is at most half a scale, and a rounding of float32, from what rows[..., D + 4] say."""
-    half = x.double().abs().amax(-1, keepdim=True).clamp_min(SMALLEST) / MOST / 2
+    half = x.double().abs().amax(-1, keepdim=True).clamp_min(SMALLEST) / MAX_CODE / 2
     assert ((dequantize(rows, torch.float64) - x.double()).abs() <= half * (1 + 1e-4)).all()
 
 
@@ -220,7 +220,7 @@ def test_long_sequences_have_larger_pieces_not_more(device, tile, monkeypatch):
     from common.attention import triton_backend
 
     monkeypatch.setattr(triton_backend, "SPLIT", 16)
-    monkeypatch.setattr(triton_backend, "MOST_PIECES", 4)
+    monkeypatch.setattr(triton_backend, "MAX_PIECES", 4)
     monkeypatch.setattr(triton_backend, "tuned", lambda _: {"float32 64": tile})
     check("triton", [(1, length) for length in (1, 16, 17, 64, 65, 129, 200)], device=device, **ONE_HEAD)
 

@@ -216,7 +216,7 @@ def weight_bytes(model: nn.Module) -> int:
 @pytest.mark.parametrize("config", ["llama", "llama tied"])
 def test_weights_are_in_memory_once(config, dtype, monkeypatch):
     """But for small ones where oneDNN packs them otherwise than few_tokens.py reads them, and a small tied head."""
-    monkeypatch.setattr(packed, "MOST_TWICE", 0)
+    monkeypatch.setattr(packed, "MAX_TWICE", 0)
     model = random_model(CONFIGS[config], dtype=dtype)
     before = weight_bytes(model)
     ids, words = torch.randint(97, (11,)), model.embedding.weight.clone()
@@ -336,7 +336,7 @@ def checked_scores(layer, hidden, weight) -> few_tokens.FewScores:
     scores = few_tokens.FewScores(layer, hidden.dtype)
     exact = hidden.double() @ weight.double().T
     torch.testing.assert_close(scores(hidden).double(), exact, atol=float(1e-5 + 1e-6 * exact.abs().max()), rtol=1e-5)
-    if len(hidden) < tiles.LEAST_QUANTIZED or layer.blocks.form == "bfloat16":
+    if len(hidden) < tiles.MIN_ROWS_QUANTIZED or layer.blocks.form == "bfloat16":
         assert torch.equal(scores(hidden[-8:]), scores(hidden)[-8:])
     return scores
 

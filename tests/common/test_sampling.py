@@ -124,7 +124,7 @@ def test_penalties_are_those_defined_and_each_row_has_its_own_distribution(data,
     rows = data.draw(st.lists(st.tuples(row, st.builds(Request, params, tokens, tokens)), min_size=1, max_size=5))
     logits, requests = torch.tensor([row for row, _ in rows]), [request for _, request in rows]
     before, changed = logits.clone(), apply_penalties(logits, requests).tolist()
-    with patch.multiple(sampling, CANDIDATES=2, MOST_ROWS=2):
+    with patch.multiple(sampling, CANDIDATES=2, MAX_ROWS=2):
         batch = probabilities(logits, requests).tolist()
         drawn = sample(logits, requests)
     assert torch.equal(logits, before), "the caller's logits must not change"

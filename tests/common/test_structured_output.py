@@ -171,7 +171,7 @@ def test_forms_are_tried_out_in_processes_of_their_own(monkeypatch):
         first = await answers([good, *bad, good])
         monkeypatch.setattr(grammar_trial, "SECONDS", 1)
         monkeypatch.setattr(grammar_trial, "KEPT", 4)
-        monkeypatch.setattr(grammar_trial, "MOST_NEW", 2)
+        monkeypatch.setattr(grammar_trial, "MAX_NEW", 2)
         return first + await answers([slow, good, partial(regex_grammar, "one more")])
 
     *first, refusal, again, full = asyncio.run(all_answers())

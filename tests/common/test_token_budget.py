@@ -13,7 +13,7 @@ from common.acceleration.accelerate import make_engine
 from common.loader import load_model
 from common.loader.shard import Shard
 from common.stages import load_engine
-from common.token_budget import LEAST, PROMPTS, STEP_SECONDS, ChunkPrice, choose_token_budget
+from common.token_budget import MIN_BUDGET, PROMPTS, STEP_SECONDS, ChunkPrice, choose_token_budget
 
 
 @pytest.fixture
@@ -88,9 +88,9 @@ def test_prompts_have_their_share_beside_long_texts(price, starts, budget):
 def test_the_engine_has_that_budget_and_says_so(loaded, monkeypatch, stage):
     monkeypatch.setattr(token_budget, "STEP_SECONDS", 0.0)
     engine = make_engine(load_engine(stage), loaded, **{"num_draft_tokens": 2} if stage == "08" else {})
-    assert engine.startup_notes.count(f"token_budget={LEAST} (") == 1
+    assert engine.startup_notes.count(f"token_budget={MIN_BUDGET} (") == 1
     schedulers = [worker.engine.scheduler for worker in engine.fleet.workers] if stage == "08" else [engine.scheduler]
-    assert {scheduler.token_budget for scheduler in schedulers} == {LEAST}
+    assert {scheduler.token_budget for scheduler in schedulers} == {MIN_BUDGET}
     [price] = {scheduler.price for scheduler in schedulers}
     assert price.pair > 0, "all workers have the router's"
     if stage == "08":

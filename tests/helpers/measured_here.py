@@ -31,7 +31,7 @@ def shrink_measurements(patch: pytest.MonkeyPatch) -> None:
     """
     for sizes, size in ((ceilings.LARGE, 64), (ceilings.REFERENCE, 256), (ceilings.COPIED, 2**20)):
         patch.setitem(sizes, "cpu", size)
-    patch.setattr(token_budget, "MOST", token_budget.LEAST)
+    patch.setattr(token_budget, "MAX_BUDGET", token_budget.MIN_BUDGET)
     patch.setattr(token_budget, "KV_BYTES", 2**20)
     patch.setattr(pass_times, "SIZES", pass_times.SIZES[:3])
     patch.setattr(pass_times, "_known", WeakKeyDictionary())

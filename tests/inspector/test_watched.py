@@ -6,7 +6,7 @@ import json
 import pytest
 
 from common.acceleration.accelerate import overlapped
-from common.inspector.feed import MOST_BEHIND, Page, Tape
+from common.inspector.feed import MAX_BEHIND, Page, Tape
 from common.inspector.pace import Pace
 from common.inspector.screenshots import SCENES
 from common.inspector.watched import Watched
@@ -105,7 +105,7 @@ def test_the_pace_permits_what_was_asked_for():
 def test_a_page_that_does_not_keep_up_is_dropped():
     async def slow() -> tuple[bool, list]:
         page = Page()
-        for number in range(MOST_BEHIND + 1):
+        for number in range(MAX_BEHIND + 1):
             page.tell(str(number))
         await asyncio.sleep(0)
         return page.dropped, [update async for update in page.updates()]

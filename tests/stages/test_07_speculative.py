@@ -154,7 +154,7 @@ def test_no_equal_number_for_all_is_better(rates, per_pass, per_token, draft):
     chosen = tokens_per_second(adaptive_module.best_counts(rates, price))
     assert chosen >= tokens_per_second([0] * len(rates)) * (1 - 1e-6)
     others = range(1, 9) if len(set(rates)) == 1 else []
-    little = adaptive_module.LEAST_GAIN**2  # no gain that is so small has to be taken
+    little = adaptive_module.MIN_GAIN**2  # no gain that is so small has to be taken
     assert all(chosen * little >= tokens_per_second([k] * len(rates)) * (1 - 1e-6) for k in others)
 
 

@@ -47,7 +47,7 @@ class RouterMachine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.usual, router_module.MOST_DEATHS = router_module.MOST_DEATHS, 10**6
+        self.usual, router_module.MAX_DEATHS = router_module.MAX_DEATHS, 10**6
         self.router, self.fleet = fleet_without_model(**self.workers)
         self.decode = [number for number, handle in enumerate(self.router.handles) if handle.role != "prefill"]
         self.fleet.at_once = False
@@ -165,7 +165,7 @@ class RouterMachine(RuleBasedStateMachine):
             if not self.open:
                 break
             self.step()
-        router_module.MOST_DEATHS = self.usual
+        router_module.MAX_DEATHS = self.usual
         assert not self.open, "a request waits forever"
         for _ in range(5):  # for orders and drops that were lost, and for transfers that were given up
             self.router.step()
@@ -237,7 +237,7 @@ def test_a_request_that_gets_on_does_not_end_however_many_workers_die_under_it()
     """Whoever has had a token since the last death is not to blame."""
     router, fleet = fleet_without_model(0, 0, replicas=2, pages=100)
     requests = [router.add([n, 2, 3], endless(30)) for n in range(2)]
-    for _ in range(2 * router_module.MOST_DEATHS):
+    for _ in range(2 * router_module.MAX_DEATHS):
         gained = len(requests[0].token_ids)
         until(router, lambda gained=gained: len(requests[0].token_ids) > gained)
         fleet.die(requests_worker(router, requests[0]))

@@ -344,7 +344,7 @@ def test_losses_cost_time_and_no_token(stage):
     expect(poison.finish_reason == "error", f"it has killed worker after worker, and is {poison}")
     expect_tokens(stage, engine, others)
     lost = engine.stats()["workers_lost"]
-    expect(lost == stage.router.MOST_DEATHS, f"{stage.router.MOST_DEATHS} workers die under it, not {lost}")
+    expect(lost == stage.router.MAX_DEATHS, f"{stage.router.MAX_DEATHS} workers die under it, not {lost}")
 
 
 def fails_once(transport, arguments):

@@ -3,10 +3,10 @@
 import { block, el } from "inspector/dom";
 import { colour, inks } from "inspector/marks";
 
-const MOST_ROWS = 40;
-const MOST_TEXT = 90; // characters
-const MOST_SQUARES = 24;
-const MOST_BADGES = 6;
+const MAX_ROWS = 40;
+const MAX_TEXT = 90; // characters
+const MAX_SQUARES = 24;
+const MAX_BADGES = 6;
 const SQUARE = 9; // pixels, with the gap behind it
 
 export class Tree {
@@ -32,10 +32,10 @@ export class Tree {
     const rows = [];
     this.collect(rows, moment.memory.texts, -1, 0);
     const focused = this.element.contains(document.activeElement) ? document.activeElement.dataset.page : null;
-    this.element.replaceChildren(...rows.slice(0, MOST_ROWS));
+    this.element.replaceChildren(...rows.slice(0, MAX_ROWS));
     rows.find((row) => row.dataset.page === focused)?.focus();
     const empty = "The tree is empty. A full page of a running request goes into it.";
-    const more = rows.length > MOST_ROWS ? "and more rows" : rows.length ? "" : empty;
+    const more = rows.length > MAX_ROWS ? "and more rows" : rows.length ? "" : empty;
     if (more) this.element.append(el("p", { class: "soft" }, more));
   }
 
@@ -44,7 +44,7 @@ export class Tree {
     // What is used first, then what is long: the most interesting is in view.
     runs.sort((a, b) => b.users.length - a.users.length || b.pages.length - a.pages.length);
     for (const run of runs) {
-      if (rows.length > MOST_ROWS) return;
+      if (rows.length > MAX_ROWS) return;
       const isFork = this.children.get(run.pages.at(-1)).length > 0;
       const isClosed = this.closed.has(run.pages[0]);
       rows.push(this.row(run, texts, depth, isFork, isClosed));
@@ -72,23 +72,23 @@ export class Tree {
     };
     const branch = { class: "branch", title: words, role: "treeitem", "data-page": pages[0], "aria-level": depth + 1 };
     const fork = isFork ? { "aria-expanded": String(!isClosed), onclick: toggle } : {};
-    const more = users.length > MOST_BADGES ? el("span", { class: "soft" }, `+${users.length - MOST_BADGES}`) : null;
+    const more = users.length > MAX_BADGES ? el("span", { class: "soft" }, `+${users.length - MAX_BADGES}`) : null;
     const row = el(
       isFork ? "button" : "div",
       { ...branch, ...fork },
       el("span", { class: "twist" }, isFork ? (isClosed ? "▸" : "▾") : ""),
       this.squares(pages, users),
       el("span", { class: "count" }, `${pages.length} ${pages.length === 1 ? "page" : "pages"}`),
-      ...users.slice(0, MOST_BADGES).map((number) => badge(this.store.request(number))),
+      ...users.slice(0, MAX_BADGES).map((number) => badge(this.store.request(number))),
       more,
-      el("span", { class: "soft clip" }, words.slice(0, MOST_TEXT)),
+      el("span", { class: "soft clip" }, words.slice(0, MAX_TEXT)),
     );
     row.style.paddingInlineStart = `${depth * 18}px`;
     return row;
   }
 
   squares(pages, users) {
-    const shown = Math.min(MOST_SQUARES, pages.length);
+    const shown = Math.min(MAX_SQUARES, pages.length);
     const canvas = el("canvas", { width: 2 * shown * SQUARE, height: 2 * SQUARE, class: "squares" });
     canvas.style.width = `${shown * SQUARE}px`;
     const context = canvas.getContext("2d");

@@ -32,11 +32,11 @@ const FIGURES = {
 };
 const RATE_SECONDS = 2;
 const WINDOW_SECONDS = 60;
-const MOST_GAPS = 4000; // of a minute that percentiles are taken from, evenly spaced: a busy engine makes 100,000
+const MAX_GAPS = 4000; // of a minute that percentiles are taken from, evenly spaced: a busy engine makes 100,000
 const IDLE_SECONDS = 0.25; // a client that asks its next question may leave an engine empty for less
 const ONE_CHUNK_SECONDS = 2e-4; // tokens of one step come as one chunk: no client sees a gap between them
 const EVERY_SECONDS = 0.5; // of the reader’s, between two points of a line
-const LEAST_SECONDS = 10; // that a line is wide
+const MIN_SECONDS = 10; // that a line is wide
 const SHADES = { model: 0.75, attention: 0.5, sampling: 0.34, drafting: 0.22, bookkeeping: 0.1 };
 
 export class Numbers {
@@ -85,7 +85,7 @@ export class Numbers {
     const { speed } = this.clock;
     const every = EVERY_SECONDS * speed;
     const last = Math.floor(time / every);
-    const seconds = Math.min(WINDOW_SECONDS * speed, Math.max(LEAST_SECONDS * speed, time - this.store.moments[0].t));
+    const seconds = Math.min(WINDOW_SECONDS * speed, Math.max(MIN_SECONDS * speed, time - this.store.moments[0].t));
     const points = [];
     for (let at = last; at >= last - seconds / every; at--) {
       const key = `${speed} ${at}`;
@@ -205,7 +205,7 @@ function endOfWork(store, time) {
 
 // Milliseconds between the chunks of these ranges of tokens.
 function gapsOf(ranges) {
-  const every = Math.ceil(ranges.reduce((sum, { from, to }) => sum + to - from, 0) / MOST_GAPS);
+  const every = Math.ceil(ranges.reduce((sum, { from, to }) => sum + to - from, 0) / MAX_GAPS);
   const gaps = [];
   for (const { tokens, from, to } of ranges) {
     for (let at = from; at < to; at += every) {

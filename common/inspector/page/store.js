@@ -3,9 +3,9 @@
 
 import { COLOURS, letter } from "inspector/marks";
 
-const MOST_STEPS = 20000;
-const MOST_MOMENTS = 12000;
-const MOST_REQUESTS = 4000;
+const MAX_STEPS = 20000;
+const MAX_MOMENTS = 12000;
+const MAX_REQUESTS = 4000;
 
 export class Store {
   constructor(hello) {
@@ -99,14 +99,14 @@ export class Store {
 
   // Bounded, however long a page stays open: the oldest goes first, a quarter at a time.
   forget() {
-    if (this.moments.length > MOST_MOMENTS) this.moments.splice(0, MOST_MOMENTS / 4);
-    if (this.steps.length > MOST_STEPS) {
-      this.steps.splice(0, MOST_STEPS / 4);
-      this.first += MOST_STEPS / 4;
+    if (this.moments.length > MAX_MOMENTS) this.moments.splice(0, MAX_MOMENTS / 4);
+    if (this.steps.length > MAX_STEPS) {
+      this.steps.splice(0, MAX_STEPS / 4);
+      this.first += MAX_STEPS / 4;
     }
-    if (this.requests.size > MOST_REQUESTS) {
+    if (this.requests.size > MAX_REQUESTS) {
       const ended = [...this.requests.values()].filter((request) => request.finished !== null);
-      for (const request of ended.slice(0, MOST_REQUESTS / 4)) this.requests.delete(request.n);
+      for (const request of ended.slice(0, MAX_REQUESTS / 4)) this.requests.delete(request.n);
     }
   }
 }

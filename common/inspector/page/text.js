@@ -5,9 +5,9 @@ import { button, count, el, milliseconds, say } from "inspector/dom";
 import { badge } from "inspector/memory_tree";
 import { colour } from "inspector/marks";
 
-const MOST_CARDS = 14;
-const MOST_BOXES = 64; // tokens of one answer that are drawn as boxes, the last ones; all of a followed answer's
-const MOST_CHARACTERS = 4000; // likewise
+const MAX_CARDS = 14;
+const MAX_BOXES = 64; // tokens of one answer that are drawn as boxes, the last ones; all of a followed answer's
+const MAX_CHARACTERS = 4000; // likewise
 const STATES = {
   waiting: "waits",
   running: "running",
@@ -55,7 +55,7 @@ export class Text {
       return place >= 0 ? place : 1e6 + time - (finished ?? time);
     };
     const all = [...this.store.requests.values()].filter(({ arrived }) => arrived !== null && arrived <= time);
-    return all.sort((a, b) => rank(a) - rank(b)).slice(0, MOST_CARDS);
+    return all.sort((a, b) => rank(a) - rank(b)).slice(0, MAX_CARDS);
   }
 
   make(request) {
@@ -91,11 +91,11 @@ export class Text {
     answer.hidden = !tokens;
     answer.classList.toggle("boxes", isBoxes);
     if (isBoxes) {
-      const from = isChosen ? 0 : Math.max(0, tokens - MOST_BOXES);
+      const from = isChosen ? 0 : Math.max(0, tokens - MAX_BOXES);
       words.replaceChildren(from ? "… " : "", ...request.tokens.slice(from, tokens).map((token) => this.token(token)));
     } else {
       const text = request.textAt(time).replace(/\n\n+/g, "\n"); // an empty line would be half of a small card
-      words.textContent = isChosen || text.length <= MOST_CHARACTERS ? text : `… ${text.slice(-MOST_CHARACTERS)}`;
+      words.textContent = isChosen || text.length <= MAX_CHARACTERS ? text : `… ${text.slice(-MAX_CHARACTERS)}`;
     }
   }
 

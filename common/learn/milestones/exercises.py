@@ -51,7 +51,7 @@ def requests_take_turns(stage):
     expect(requests[3].finished, "D arrived before step 10, and has no token after step 13", picture)
 
 
-LEAST = 64  # places
+MIN_PLACES = 64  # places
 
 
 @exercise(
@@ -67,7 +67,7 @@ def a_cache_that_grows(stage):
         for held in range(prompt_tokens, prompt_tokens + max_tokens - 1):
             engine.step()
             before, room = room, engine.stats()["kv_tokens_reserved"]
-            most = max(LEAST, 2 * held)
+            most = max(MIN_PLACES, 2 * held)
             expect(held <= room <= most, f"{held} tokens are held in {room} places: {held} to {most} are allowed")
             copied += held - 1 if before not in (0, room) else 0
         expect(copied < 2 * held, f"{copied} tokens were copied to hold {held}: each time the cache must double")
@@ -108,7 +108,7 @@ def a_client_that_waits_hears_from_the_server(stage):
     expect("".join(texts) == whole, f"the events together say {''.join(texts)!r}, not {whole!r}")
 
 
-MOST_PASSED = 8
+MAX_PASSED = 8
 
 
 def admitted(scheduler: Any, steps: list[dict[str, int | list[int]]]) -> list[str]:
@@ -130,11 +130,11 @@ def admitted(scheduler: Any, steps: list[dict[str, int | list[int]]]) -> list[st
 
 
 def expect_bound(order: list[str], first: str) -> None:
-    """Fail if more than MOST_PASSED requests have passed one of those that came first."""
+    """Fail if more than MAX_PASSED requests have passed one of those that came first."""
     for place, name in enumerate(first):
         passed = order.index(name) - place if name in order else len(order)
         said = f"each step brings one that is preferred to {first}: {passed} of them pass {name}"
-        expect(passed <= MOST_PASSED, said, rows({"admitted": order[:24]}))
+        expect(passed <= MAX_PASSED, said, rows({"admitted": order[:24]}))
 
 
 @exercise(

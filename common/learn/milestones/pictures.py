@@ -5,7 +5,7 @@ from typing import Any
 
 from common.trace import StepRecord
 
-MOST_WIDTH = 112  # of a row; of a longer one the part around the mark is shown
+MAX_WIDTH = 112  # of a row; of a longer one the part around the mark is shown
 
 
 def first_difference(mine: Sequence, wanted: Sequence) -> int | None:
@@ -25,7 +25,7 @@ def rows(lines: Mapping[str, Iterable[Any]], mark: int | None = None, box: int =
     columns = max(map(len, cells.values()))
     width = max((len(cell) for line in cells.values() for cell in line), default=1)
     left = max(map(len, cells)) + 1
-    most = max(1, (MOST_WIDTH - left) // (width + 1))
+    most = max(1, (MAX_WIDTH - left) // (width + 1))
     first = max(0, min((mark or 0) - most // 2, columns - most))
     first -= first % box if box else 0
     shown = range(first, min(columns, first + most))

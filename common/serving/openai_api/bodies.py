@@ -12,16 +12,16 @@ from pydantic_core import from_json
 
 from common.errors import shortened
 from common.sampling import SamplingParams
-from common.sampling_params import MOST_BIASES
+from common.sampling_params import MAX_BIASES
 from common.serving.errors import BadRequest
 from common.serving.generate_api import PARAMETERS
 from common.structured_output import Structure
 
-from .structured import MOST_TOOLS, CallParser, Form, ResponseFormat, StructuredOutputs, Tool, tool_form
+from .structured import MAX_TOOLS, CallParser, Form, ResponseFormat, StructuredOutputs, Tool, tool_form
 
 TEXT = ResponseFormat(type="text")
-MOST_CHOICES = 128  # the field n, as in OpenAI's API
-MOST_PROMPTS = 2048  # in one call, as in OpenAI's API for embeddings
+MAX_CHOICES = 128  # the field n, as in OpenAI's API
+MAX_PROMPTS = 2048  # in one call, as in OpenAI's API for embeddings
 IGNORED = {
     "name", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "request_id",
     "parallel_tool_calls", "prompt_cache_retention", "prompt_cache_options", "max_tool_calls", "reasoning.summary",
@@ -50,7 +50,7 @@ FAIL_FAST = Field(fail_fast=True)
 # JSON has one kind of numbers, and some clients write 4.0.
 Int = Annotated[int, BeforeValidator(lambda x: int(x) if isinstance(x, float) and x.is_integer() else x)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0)]], FAIL_FAST]
-Prompts = Field(max_length=MOST_PROMPTS, fail_fast=True)
+Prompts = Field(max_length=MAX_PROMPTS, fail_fast=True)
 
 
 class StreamOptions(BaseModel, strict=True, extra="forbid"):
@@ -71,8 +71,8 @@ class Body(BaseModel, strict=True, extra="allow"):
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    n: Annotated[Int, Field(ge=1, le=MOST_CHOICES)] | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=MOST_BIASES)] | None = None
+    n: Annotated[Int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    logit_bias: Annotated[dict[str, float], Field(max_length=MAX_BIASES)] | None = None
     min_tokens: Int | None = None
     stop: str | Annotated[list[str], FAIL_FAST] | None = None
     stop_token_ids: TokenIds | None = None
@@ -211,7 +211,7 @@ def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
 class Conversation(BaseModel, strict=True):
     """What the chat template gets beside the messages."""
 
-    tools: Annotated[list[Tool], Field(max_length=MOST_TOOLS, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # variables of the template, such as enable_thinking for Qwen3
     reasoning_effort: str | None = None  # one more variable: templates without reasoning do not read it
     add_generation_prompt: bool | None = None  # None: unless the last message is to be continued

@@ -19,7 +19,7 @@ from common.detokenizer import REPLACEMENT
 from common.errors import shortened
 from common.grammar_trial import Trials
 from common.request import check_characters, check_prompt_length
-from common.sampling_params import MOST_TENANT
+from common.sampling_params import MAX_TENANT
 from common.serving.engine_thread import Piece
 from common.serving.errors import BadRequest, EngineDead, Json, dump, error_object
 from common.serving.scoring import ScoringParams
@@ -140,7 +140,7 @@ class Service:
             )
         prompts = [await self.thread.beside(self.chat_tokens, body)] if is_chat else body.prompts
         params, choices, scored = body.params(self.defaults, await self.structure(body)), [], []
-        params = replace(params, tenant=http.state.tenant or (body.user or "")[:MOST_TENANT])
+        params = replace(params, tenant=http.state.tenant or (body.user or "")[:MAX_TENANT])
         if body.model not in (None, self.name):  # if it has been unloaded meanwhile, the engine refuses it
             params = replace(params, adapter=body.model)
         if body.scores_prompts:

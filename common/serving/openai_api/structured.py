@@ -22,7 +22,7 @@ from common.serving.errors import BadRequest
 
 Form = Callable[[], str]  # makes a grammar, in another process: it may take long
 TAIL = f"}}\n{END}"  # behind the arguments of a call
-MOST_TOOLS = 128  # as in OpenAI's API
+MAX_TOOLS = 128  # as in OpenAI's API
 LONGEST_NAME = 64  # of a function, as there
 
 

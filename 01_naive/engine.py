@@ -17,7 +17,7 @@ from torch import Tensor
 
 from common.engine import BaseEngine
 from common.request import Request
-from common.sampling import Drawn
+from common.sampling import SamplerOutput
 from common.trace import StepRecord
 
 
@@ -38,7 +38,7 @@ class Engine(BaseEngine):
         """Choose the oldest request: the others wait until it has ended."""
         return next(iter(self.requests.values()))
 
-    def run(self, request: Request, record: StepRecord) -> Drawn:
+    def run(self, request: Request, record: StepRecord) -> SamplerOutput:
         """Run the whole sequence through the model and draw its next token."""
         token_ids = torch.tensor(request.all_token_ids, device=self.device)  # [S]
         positions = torch.arange(len(token_ids), device=self.device)
@@ -47,7 +47,7 @@ class Engine(BaseEngine):
         # The model has scored the next token after every position. Only the last score is news.
         return self.draw([request], self.model.logits(hidden[-1:]))
 
-    def commit(self, request: Request, drawn: Drawn) -> list[Request]:
+    def commit(self, request: Request, drawn: SamplerOutput) -> list[Request]:
         """Append the token to the request, and retire the request if that ends it."""
         requests = self.append_tokens([request], [drawn.tokens()])
         self.retire_finished(requests)

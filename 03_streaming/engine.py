@@ -10,7 +10,7 @@ import torch
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.request import Request
-from common.sampling import Drawn
+from common.sampling import SamplerOutput
 from common.trace import StepRecord
 
 from .kv_cache import KVCache
@@ -38,7 +38,7 @@ class Engine(BaseEngine):
         """Choose the oldest request: the others wait until it has ended."""
         return next(iter(self.requests.values()))
 
-    def run(self, request: Request, record: StepRecord) -> Drawn:
+    def run(self, request: Request, record: StepRecord) -> SamplerOutput:
         """Run the tokens of the sequence that the cache lacks through the model and draw its next token."""
         # Only tokens that have not been run yet are run. Before there is output that is the prompt.
         if request.token_ids:
@@ -58,7 +58,7 @@ class Engine(BaseEngine):
         # The model has scored the next token after every position. Only the last score is news.
         return self.draw([request], self.model.logits(hidden[-1:]))
 
-    def commit(self, request: Request, drawn: Drawn) -> list[Request]:
+    def commit(self, request: Request, drawn: SamplerOutput) -> list[Request]:
         """Append the token to the request, and retire the request if that ends it."""
         requests = self.append_tokens([request], [drawn.tokens()])
         self.retire_finished(requests)

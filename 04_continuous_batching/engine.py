@@ -16,7 +16,7 @@ from common.errors import counted
 from common.loader import Loaded
 from common.memory import kv_bytes_left, parse_bytes, slots_that_fit
 from common.request import Request
-from common.sampling import Drawn
+from common.sampling import SamplerOutput
 from common.trace import StepRecord
 
 from .batch import Batch
@@ -71,14 +71,14 @@ class Engine(BaseEngine):
         record.counters["waiting"] = len(self.scheduler.waiting)
         return chunks
 
-    def run(self, chunks: list[Chunk]) -> Drawn:
+    def run(self, chunks: list[Chunk]) -> SamplerOutput:
         """NEW in 04: Run all chunks in one pass of the model; draw a token for each that completes its sequence."""
         batch = Batch(chunks, self.config.num_heads // self.config.num_kv_heads, self.device, self.dtype)
         hidden = self.model(batch.token_ids, batch.positions, self.cache.bind(batch))  # [N, hidden_size]
         requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
         return self.draw(requests, self.model.logits(hidden[batch.logits_rows]))
 
-    def commit(self, chunks: list[Chunk], drawn: Drawn) -> list[Request]:
+    def commit(self, chunks: list[Chunk], drawn: SamplerOutput) -> list[Request]:
         """Append to each of these requests its token, and retire those that this ends."""
         completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
         requests = self.append_tokens(completed, [[token] for token in drawn.tokens()])

@@ -10,7 +10,7 @@ import torch
 from common.engine import BaseEngine
 from common.loader import Loaded
 from common.request import Request
-from common.sampling import Drawn
+from common.sampling import SamplerOutput
 from common.trace import StepRecord
 
 from .batch import Batch
@@ -58,7 +58,7 @@ class StaticEngine(BaseEngine):
             chunks.append(Chunk(sequence, sequence.computed, token_ids, completes=False))
         return chunks
 
-    def run(self, chunks: list[Chunk]) -> Drawn:
+    def run(self, chunks: list[Chunk]) -> SamplerOutput:
         """Run the chunks with their padding in one pass; draw a token for each request that has not finished."""
         batch = Batch(chunks, self.config.num_heads // self.config.num_kv_heads, self.device, self.dtype)
         hidden = self.model(batch.token_ids, batch.positions, self.cache.bind(batch))  # [N, hidden_size]
@@ -66,7 +66,7 @@ class StaticEngine(BaseEngine):
         rows = [s.slot * width + s.remaining - 1 for s in running]  # of each one's last token before the padding
         return self.draw([sequence.request for sequence in running], self.model.logits(hidden[rows]))
 
-    def commit(self, drawn: Drawn) -> list[Request]:
+    def commit(self, drawn: SamplerOutput) -> list[Request]:
         """Append to each of these requests its token, and retire those that this ends."""
         tokens, running = [[token] for token in drawn.tokens()], self.unfinished
         requests = self.append_tokens([sequence.request for sequence in running], tokens)

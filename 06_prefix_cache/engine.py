@@ -16,7 +16,7 @@ from common.engine import BaseEngine
 from common.loader import Loaded
 from common.memory import kv_bytes_left, pages_that_fit, parse_bytes
 from common.request import Request
-from common.sampling import Drawn
+from common.sampling import SamplerOutput
 from common.trace import StepRecord
 
 from .batch import Batch
@@ -80,14 +80,14 @@ class Engine(BaseEngine):
         record.counters["tokens_hit"] = self.scheduler.tokens_hit  # NEW in 06: so does this
         return chunks
 
-    def run(self, chunks: list[Chunk]) -> Drawn:
+    def run(self, chunks: list[Chunk]) -> SamplerOutput:
         """Run all chunks in one pass of the model; draw a token for each that completes its sequence."""
         batch = Batch(chunks, self.device)
         hidden = self.model(batch.token_ids, batch.positions, self.cache.bind(batch.paged))  # [N, hidden_size]
         requests = [chunk.sequence.request for chunk in chunks if chunk.completes]
         return self.draw(requests, self.model.logits(hidden[batch.logits_rows]))
 
-    def commit(self, chunks: list[Chunk], drawn: Drawn) -> list[Request]:
+    def commit(self, chunks: list[Chunk], drawn: SamplerOutput) -> list[Request]:
         """Append to each of these requests its token, and retire those that this ends."""
         completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
         requests = self.append_tokens(completed, [[token] for token in drawn.tokens()])

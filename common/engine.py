@@ -24,7 +24,7 @@ from . import structured_output
 from .errors import InvalidInput, context_exceeded, shortened
 from .loader import Loaded
 from .request import Request, prompt_tokens
-from .sampling import Drawn, SampledToken, SamplingParams
+from .sampling import SampledToken, SamplerOutput, SamplingParams
 from .trace import Trace
 from .transfers import current
 
@@ -182,9 +182,9 @@ class BaseEngine(ABC):
                 self.abort(request.request_id)
         return requests
 
-    def draw(self, requests: Sequence[Request], logits: torch.Tensor) -> Drawn:
+    def draw(self, requests: Sequence[Request], logits: torch.Tensor) -> SamplerOutput:
         """Draw one token for each request from `logits[B, V]`, on the device, without waiting for it."""
-        return Drawn(logits, requests)
+        return SamplerOutput(logits, requests)
 
     def append_tokens(self, requests: Sequence[Request], tokens: Sequence[Sequence[SampledToken]]) -> list[Request]:
         """Append to each request its tokens, up to the one that ends it; return the requests that gained any.

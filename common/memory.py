@@ -12,7 +12,7 @@ from .errors import InvalidInput, counted, shortened
 from .loader import Loaded
 from .model import ModelConfig
 from .request import Request
-from .sampling import Drawn, SamplingParams
+from .sampling import SamplerOutput, SamplingParams
 from .transfers import current
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -84,7 +84,7 @@ def peak_of_step(loaded: Loaded, tokens: int, rows: int) -> int:
     hidden = loaded.model(ids, ids, lambda layer, q, k, v: q)
     logits = loaded.model.logits(hidden[:rows])
     for params in COSTLIEST:
-        Drawn(logits, [Request("profile", [0], params, None, frozenset(), 1)] * len(logits))
+        SamplerOutput(logits, [Request("profile", [0], params, None, frozenset(), 1)] * len(logits))
     step = torch.cuda.max_memory_allocated(loaded.device) - before
     del hidden, logits
     torch.cuda.empty_cache()

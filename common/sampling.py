@@ -56,11 +56,11 @@ class SampledToken(NamedTuple):
 
 
 def sample(logits: Tensor, rows: Sequence[Row]) -> list[SampledToken]:
-    """Return the next token of every row; see `Drawn`."""
-    return Drawn(logits, rows).tokens()
+    """Return the next token of every row; see `SamplerOutput`."""
+    return SamplerOutput(logits, rows).tokens()
 
 
-class Drawn:
+class SamplerOutput:
     """The next token of every row, drawn on the device and on its way to the host.
 
     logits is [B, V] on any device, in float32 or a type that float32 holds, left as it is; each row of it has a finite

@@ -36,7 +36,7 @@ from ..engine import AroundModel, BaseEngine
 from ..loader import Loaded
 from ..model import Attend
 from ..request import Request
-from ..sampling import Drawn
+from ..sampling import SamplerOutput
 
 
 class Launched(NamedTuple):
@@ -44,7 +44,7 @@ class Launched(NamedTuple):
 
     chunks: list
     requests: list[Request]
-    drawn: Drawn
+    drawn: SamplerOutput
 
 
 NOTHING = Launched([], [], SimpleNamespace(token_ids=None, tokens=list))  # before the first step

@@ -21,7 +21,7 @@ from common.errors import InvalidInput
 from common.loader import Loaded
 from common.model import Transformer
 from common.request import Request
-from common.sampling import Drawn, SampledToken, SamplingParams
+from common.sampling import SampledToken, SamplerOutput, SamplingParams
 from common.stages import load_engine
 from common.terminal import StatusLine
 
@@ -103,7 +103,7 @@ def draw_candidates(requests: Sequence[Request], logits: Tensor) -> SimpleNamesp
     The sampler then passes over these probabilities alone, ten times in float64, and not over all V.
     """
     scores, token_ids = logits.topk(min(CANDIDATES, logits.shape[-1]))
-    chosen = token_ids.gather(-1, Drawn(scores, requests).token_ids[:, None]).flatten()
+    chosen = token_ids.gather(-1, SamplerOutput(scores, requests).token_ids[:, None]).flatten()
     return SimpleNamespace(token_ids=chosen, tokens=lambda: [SampledToken(each, None) for each in chosen.tolist()])
 
 

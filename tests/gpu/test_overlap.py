@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from common.acceleration.accelerate import make_engine
-from common.sampling import Drawn, SamplingParams
+from common.sampling import SamplerOutput, SamplingParams
 from common.stages import load_engine
 from tests.helpers.engine_options import drain, endless
 from tests.helpers.interruptions import Interruptions
@@ -20,9 +20,11 @@ def engine_of(stage: str, loaded):
 @each_stage
 def test_a_step_is_launched_before_the_last_ones_tokens_are_waited_for(stage, loaded, prompts, monkeypatch):
     events = []
-    launch, wait = Drawn.__init__, Drawn.tokens
-    monkeypatch.setattr(Drawn, "__init__", lambda self, *rest: (events.append("launch"), launch(self, *rest))[0])
-    monkeypatch.setattr(Drawn, "tokens", lambda self: (events.append("wait"), wait(self))[1])
+    launch, wait = SamplerOutput.__init__, SamplerOutput.tokens
+    monkeypatch.setattr(
+        SamplerOutput, "__init__", lambda self, *rest: (events.append("launch"), launch(self, *rest))[0]
+    )
+    monkeypatch.setattr(SamplerOutput, "tokens", lambda self: (events.append("wait"), wait(self))[1])
     engine_of(stage, loaded).generate([prompts[0][:9]], endless(5))
     assert events == ["launch", *["launch", "wait"] * 4, "wait"]
     events.clear()  # penalties want to see the tokens first

@@ -20,7 +20,7 @@ from typing import Any
 
 from common.errors import InvalidInput
 from common.request import Request
-from common.serving.scoring import PromptScorer
+from common.serving.prompt_logprobs import PromptScorer
 
 from .kv_transport import KVTransport, Transfer
 from .messages import Arrival, Gain, Heartbeat, Hello, Mail, Order, Report

@@ -33,7 +33,7 @@ class BaseEngine(ABC):
     """Everything of an engine but `step`: validation, finishing, aborting, `generate`."""
 
     idle_seconds: float | None = None  # `step` is due after this time even if no request is unfinished; None: never
-    scores_prompts = False  # whether `accept` takes requests whose prompts are to be scored (serving/scoring.py)
+    scores_prompts = False  # whether `accept` takes prompts to score (serving/prompt_logprobs.py)
     scheduler: Any = None  # from stage 04 on
     cache: Any = None  # of all requests
     drafter: Any = None  # from stage 07 on

@@ -45,7 +45,7 @@ from common.sampling import SamplingParams, TokenLogprobs
 from common.terminal import run_to_end
 from common.trace import StepRecord
 
-from .scoring import Scoring
+from .prompt_logprobs import PromptLogprobs
 
 COMPILING_SECONDS = 0.005  # how often an idle engine looks whether the form of an answer is compiled
 LEAVING_SECONDS = 15.0  # for the API's process to end after the engine has failed
@@ -85,7 +85,7 @@ class Hello(NamedTuple):
 
     loaded: Loaded
     max_model_len: int
-    scores_prompts: bool  # within its cache; otherwise beside it (scoring.py)
+    scores_prompts: bool  # within its cache; otherwise beside it (prompt_logprobs.py)
     why_no_scoring: str
     stats: dict[str, float]
     adapters: dict[str, Any]  # without their weights
@@ -201,7 +201,7 @@ class Steps:
     """
 
     def __init__(self, engine: BaseEngine, connection: Connection, interval: int = 1):
-        self.engine, self.connection, self.interval = Scoring(engine), connection, interval
+        self.engine, self.connection, self.interval = PromptLogprobs(engine), connection, interval
         loaded = replace(engine.loaded, model=None)
         why_not = self.engine.why_no_scoring
         adapters = {name: one._replace(weights={}) for name, one in engine.adapters.items()}

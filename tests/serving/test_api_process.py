@@ -17,7 +17,7 @@ import pytest
 from common.errors import InvalidInput
 from common.sampling import SamplingParams
 from common.serving.api_process import RemoteEngine, Steps
-from common.serving.scoring import Scoring, ScoringParams
+from common.serving.prompt_logprobs import PromptLogprobs, PromptLogprobsParams
 from common.stages import load_engine, stage_folder
 from common.structured_output import Structure
 from tests.helpers.engine_options import endless
@@ -117,7 +117,7 @@ def test_what_can_never_run_is_refused_here_or_ends_with_an_error(remote, monkey
     with pytest.raises(InvalidInput, match="400 tokens, and the cache has room for 128"):
         api.add([5] * 300, SamplingParams(max_tokens=100))
 
-    scored = Scoring(api).add([5] * 300, ScoringParams(logprobs=1))  # beside the cache
+    scored = PromptLogprobs(api).add([5] * 300, PromptLogprobsParams(logprobs=1))  # beside the cache
     while not scored.finished:
         step()
     assert len(scored.logprobs) == 300 and scored.finish_reason == "length"

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from common.serving.openai_api import answers
 from common.serving.openai_api.bodies import ChatBody, CompletionBody
-from common.serving.scoring import Scoring, ScoringParams
+from common.serving.prompt_logprobs import PromptLogprobs, PromptLogprobsParams
 from common.stages import load_engine
 from tests.helpers.serving_openai import CHAT, PROMPT, openai_server
 from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
@@ -150,7 +150,7 @@ def test_prompts_to_be_scored_count_against_the_queue(loaded):
 
 
 def test_scoring_stops_when_its_client_disconnects_and_when_a_shutdown_has_waited_long_enough(loaded, engine):
-    with mock.patch("common.serving.scoring.scores", endless_scores), ThreadPoolExecutor() as pool:
+    with mock.patch("common.serving.prompt_logprobs.scores", endless_scores), ThreadPoolExecutor() as pool:
         with openai_server("06", loaded, engine=engine) as service:
             service.hang_up_after(LONG_ECHO)
             wait_until(service.idle)
@@ -169,6 +169,6 @@ def endless_scores(*_):
 def test_scoring_uses_the_model_without_the_engines_wrappers(engine):
     """The wrapper of CUDA graphs keeps the logits of its last replay, for the rows of that batch."""
     engine.model = SimpleNamespace(model=engine.model)
-    scoring = Scoring(engine)
-    request = scoring.add([5, 6, 7], ScoringParams(logprobs=1))
+    scoring = PromptLogprobs(engine)
+    request = scoring.add([5, 6, 7], PromptLogprobsParams(logprobs=1))
     assert scoring.step() == [request] and len(request.logprobs) == 3

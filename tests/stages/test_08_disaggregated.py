@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from common.serving.metrics import Measured
-from common.serving.scoring import Scoring, ScoringParams
+from common.serving.prompt_logprobs import PromptLogprobs, PromptLogprobsParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import drain, endless
 from tests.helpers.faulty_fleet import FaultyFleet
@@ -73,10 +73,10 @@ def test_a_router_without_weights_has_prompts_scored(loaded, monkeypatch, dies):
     """By a worker, between its steps; by the next one if it dies. It pays with no page and counts as no output."""
     monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
     router = Engine(loaded, num_draft_tokens=0)
-    engine = Scoring(Measured(router, "m"))
+    engine = PromptLogprobs(Measured(router, "m"))
     router.model = None
-    text, params = [11 + i % 97 for i in range(300)], ScoringParams(logprobs=2)
-    alone = Scoring(WorkerEngine(loaded, num_draft_tokens=0))
+    text, params = [11 + i % 97 for i in range(300)], PromptLogprobsParams(logprobs=2)
+    alone = PromptLogprobs(WorkerEngine(loaded, num_draft_tokens=0))
     expected = alone.add(text, params)
     drain(alone)
     scored, story = engine.add(text, params), engine.add("Once upon a time", endless(12))

@@ -15,7 +15,7 @@ from common.loader import chat_prompt, load_model
 from common.request import Request, Timings
 from common.sampling import SamplingParams
 from common.serving.options import url_of
-from common.serving.scoring import Scoring, ScoringParams
+from common.serving.prompt_logprobs import PromptLogprobs, PromptLogprobsParams
 from common.stages import ROOT, load_engine, load_stage_module, stage_folder, stage_folders
 from tests.helpers.engine_options import drain, endless
 from tests.helpers.small_models import LLAMA_FILE
@@ -115,8 +115,8 @@ def test_prompts_are_scored_as_they_are_served(loaded):
     [story] = load_engine("06")(rounded).generate([STORY], endless(60, logprobs=0))
     scored = {}
     for name, each in (("plain", loaded), ("rounded", rounded)):
-        engine = Scoring(load_engine("06")(each))
-        request = engine.add(story.all_token_ids, ScoringParams(logprobs=0))
+        engine = PromptLogprobs(load_engine("06")(each))
+        request = engine.add(story.all_token_ids, PromptLogprobsParams(logprobs=0))
         drain(engine)
         scored[name] = [one.logprob for one in request.logprobs[len(story.prompt_token_ids) :]]
     assert scored["rounded"] == pytest.approx([one.logprob for one in story.logprobs], abs=3e-2)

@@ -22,7 +22,7 @@ from common.request import check_characters, check_prompt_length
 from common.sampling_params import MAX_TENANT
 from common.serving.engine_thread import Piece
 from common.serving.errors import BadRequest, EngineDead, Json, dump, error_object
-from common.serving.scoring import ScoringParams
+from common.serving.prompt_logprobs import PromptLogprobsParams
 from common.structured_output import Structure
 
 from .answers import FAILED, Answer, ChatAnswer, CompletionAnswer
@@ -146,7 +146,7 @@ class Service:
         if body.scores_prompts:
             if params.adapter:
                 raise BadRequest(f"echo with logprobs scores prompts by the model {self.name!r} alone", "model")
-            scored = [(prompt, ScoringParams(max_tokens=1, logprobs=params.logprobs)) for prompt in prompts]
+            scored = [(prompt, PromptLogprobsParams(max_tokens=1, logprobs=params.logprobs)) for prompt in prompts]
         if body.max_tokens != 0 or not body.echoes:
             for prompt, number in itertools.product(prompts, range(body.choices)):
                 # Each choice has its own seed, so that the choices of one prompt differ.

@@ -28,7 +28,7 @@ from common.transfers import current
 PIECE = 64  # tokens run and scored at once: with 20 log-probabilities each, no more work than a full step
 
 
-class ScoringParams(SamplingParams):
+class PromptLogprobsParams(SamplingParams):
     """Parameters of a request for the `logprobs` of its prompt's tokens. It generates nothing."""
 
 
@@ -60,8 +60,8 @@ class PromptScorer:
         return self.texts.pop(request_id, (None, None))[0]
 
 
-class Scoring(Around):
-    """An engine that also scores prompts: `add` one with `ScoringParams`, and read the scores in its `logprobs`.
+class PromptLogprobs(Around):
+    """An engine that also scores prompts: `add` one with `PromptLogprobsParams`, and read the scores in its `logprobs`.
 
     All other attributes are the engine's own.
     """
@@ -86,7 +86,7 @@ class Scoring(Around):
     def add(
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, request_id: str | None = None
     ) -> Request:
-        if not isinstance(params, ScoringParams):
+        if not isinstance(params, PromptLogprobsParams):
             return self._engine.add(prompt, params, request_id)
         token_ids = prompt_tokens(prompt, self._engine.tokenizer, self._engine.config)
         request_id = request_id or f"scoring-{next(self._numbers)}"

@@ -195,8 +195,8 @@ def complete_prompt(engine: BaseEngine, args: argparse.Namespace) -> None:
     shown = 0
     while engine.has_unfinished:
         engine.step()
-        print(request.text[shown : request.certain_length], end="", flush=True)
-        shown = max(shown, request.certain_length)
+        print(request.text[shown : request.stable_text_length], end="", flush=True)
+        shown = max(shown, request.stable_text_length)
     print()
     if args.show_stats:
         elapsed = request.timings.end_to_end_latency

@@ -17,7 +17,7 @@ from .grammars import TOO_DEEP, compile_grammar, library, try_out
 from .stages import ROOT
 
 SECONDS = 5  # of processor time, for a process
-LONGEST = 60  # seconds of a clock, where a system (Windows) does not limit processor time
+MAX_SECONDS = 60  # seconds of a clock, where a system (Windows) does not limit processor time
 AT_ONCE = 2  # processes
 MAX_NEW = 32  # forms that wait, also those of clients that have left: 80 s if each takes SECONDS
 KEPT = 64  # results
@@ -65,7 +65,7 @@ class Trials:
             except OSError as error:  # no memory, or too many open files or processes
                 raise QueueFull(f"no process can be started for the form ({error}): try again later") from error
             try:
-                output, _ = await asyncio.wait_for(process.communicate(form), LONGEST)
+                output, _ = await asyncio.wait_for(process.communicate(form), MAX_SECONDS)
             except asyncio.TimeoutError:
                 output = b""
             finally:

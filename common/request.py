@@ -105,7 +105,7 @@ class Request:
         return self.finish_reason is not None
 
     @property
-    def certain_length(self) -> int:
+    def stable_text_length(self) -> int:
         """Return how many characters of `text` are final. Until the request ends, the rest may begin a stop string."""
         return len(self.text) - (0 if self.finished else self._stops.held)
 

@@ -34,8 +34,8 @@ from .sampling_params import SamplingParams
 from .transfers import to_device
 
 BLOCK = 4096
-COLDEST = 1e-30  # below it float32 has no reciprocal; any two logits that differ are infinitely far apart there
-HOTTEST = 1e30  # all finite logits have the same weight there; of float32's infinity and -inf it would be NaN
+MIN_TEMPERATURE = 1e-30  # below it float32 has no reciprocal; any two logits that differ are infinitely far apart there
+MAX_TEMPERATURE = 1e30  # all finite logits have the same weight there; of float32's infinity and -inf it would be NaN
 PARTS = 8  # of a block, whose maxima say which logits are among a row's largest
 NEAREST = 4096  # of these, at most, are copied; where they do not suffice, the whole row is read again for each bit
 LOWEST = -3.4028234663852886e38  # float32's least finite number
@@ -212,10 +212,10 @@ def block_sums_kernel(
 
 @triton.jit
 def draw_kernel(
-    logits, numbers, maxima, places, sums, cuts, lasts, out, COLDEST: tl.constexpr,
+    logits, numbers, maxima, places, sums, cuts, lasts, out, MIN_TEMPERATURE: tl.constexpr,
     V: tl.constexpr, BLOCKS: tl.constexpr, BLOCKS_PADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program per row: out[row], int64, is its token. A temperature of COLDEST is greedy. cuts, lasts: of
+    """One program per row: out[row], int64, is its token. A temperature of MIN_TEMPERATURE is greedy. cuts, lasts: of
     `cut_kernel`, None if no row has filters."""
     row = tl.program_id(0).to(tl.int64)
     temperature = tl.load(numbers + row).to(tl.float32)
@@ -242,7 +242,7 @@ def draw_kernel(
     above = tl.cumsum(weights, axis=0).to(tl.float64) * factor > threshold - before
     last = tl.max(tl.where(weights > 0, inside, 0), axis=0)
     token = block * BLOCK + tl.min(tl.where(above & (weights > 0), inside, last), axis=0)
-    if temperature <= COLDEST:
+    if temperature <= MIN_TEMPERATURE:
         first = tl.argmax(tops, axis=0, tie_break_left=True)  # of equal logits the lowest token
         token = tl.load(places + row * BLOCKS + first)
     tl.store(out + row, token.to(tl.int64))
@@ -256,7 +256,7 @@ def draw_tokens(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequ
     """
     logits, (B, V) = logits.contiguous(), logits.shape  # ranks that share the vocabulary may give a part of wider rows
     blocks = triton.cdiv(V, BLOCK)
-    clamped = [min(max(p.temperature, COLDEST), HOTTEST) for p in params]
+    clamped = [min(max(p.temperature, MIN_TEMPERATURE), MAX_TEMPERATURE) for p in params]
     filters = [(p.top_k or V, p.top_p, p.min_p) if p.filtered else (V, 1.0, 0.0) for p in params]
     # [5, B]: of each row the temperature, the number drawn, top_k (V: off), top_p (1: off), min_p (0: off).
     numbers = to_device([clamped, uniforms, *zip(*filters, strict=True)], torch.float64, logits.device)
@@ -276,6 +276,6 @@ def draw_tokens(logits: Tensor, params: Sequence[SamplingParams], uniforms: Sequ
             padded * PARTS, NEAREST, LOWEST, first_bit, BLOCK, num_warps=8,
         )  # fmt: skip
     draw_kernel[(B,)](
-        logits, numbers, maxima, places, sums, cuts, lasts, out, COLDEST, V, blocks, padded, BLOCK, num_warps=8
+        logits, numbers, maxima, places, sums, cuts, lasts, out, MIN_TEMPERATURE, V, blocks, padded, BLOCK, num_warps=8
     )  # fmt: skip
     return out

@@ -57,7 +57,7 @@ class Stream:
 
     def next_piece(self) -> Piece | None:
         """On the engine thread: return what can be sent now, None if no new text is final."""
-        request, certain = self.request, self.request.certain_length
+        request, certain = self.request, self.request.stable_text_length
         if certain <= self._text_sent and not request.finished:
             return None
         text, sent = request.text[self._text_sent : certain], self._tokens_sent

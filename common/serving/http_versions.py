@@ -3,7 +3,7 @@
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-LONGEST = 1 << 16  # bytes of a first line that are kept
+MAX_BYTES = 1 << 16  # bytes of a first line that are kept
 
 
 class Protocol(HttpToolsProtocol):
@@ -19,7 +19,7 @@ class Protocol(HttpToolsProtocol):
             return super().data_received(data)
         self._begun = (self._begun + data).lstrip()  # some clients send an empty line first
         line, end, _ = self._begun.partition(b"\n")
-        if not end and len(line) < LONGEST:
+        if not end and len(line) < MAX_BYTES:
             return None
         data, self._begun = self._begun, None
         if not line.rstrip().endswith(b"HTTP/1.0"):

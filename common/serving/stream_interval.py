@@ -32,7 +32,7 @@ class Intervals(Around):
             self._told.pop(request.request_id, None)
             return True
         tokens, characters = self._told.get(request.request_id, (-self._tokens, 0))
-        if len(request.token_ids) - tokens < self._tokens or request.certain_length == characters:
+        if len(request.token_ids) - tokens < self._tokens or request.stable_text_length == characters:
             return False
-        self._told[request.request_id] = len(request.token_ids), request.certain_length
+        self._told[request.request_id] = len(request.token_ids), request.stable_text_length
         return True

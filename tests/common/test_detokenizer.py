@@ -189,8 +189,8 @@ def test_the_earliest_stop_string_is_found_and_no_shown_text_is_taken_back(piece
         rest = [(text[start:], start) for start in range(len(text))]
         begun = [start for end, start in rest if any(one.startswith(end) and one != end for one in stop)]
         assert request.text == text
-        assert request.certain_length == min(begun, default=len(text)), "as much as possible is shown, and no more"
-        shown = text[: request.certain_length]
+        assert request.stable_text_length == min(begun, default=len(text)), "as much as possible is shown, and no more"
+        shown = text[: request.stable_text_length]
 
 
 def test_the_cost_of_stop_strings_does_not_grow_with_their_length():

@@ -15,7 +15,7 @@ import pytest
 import course
 from common.learn.solve import main as solve
 from common.learn.start import main as start_stage
-from tests.helpers.incomplete_stages import copy_door
+from tests.helpers.incomplete_stages import copy_entry_point
 
 STAGES = {
     "01_naive/README.md": "# 01: recompute everything\n\nWhy it is slow.\n",
@@ -43,7 +43,7 @@ def write_files(root: Path, files: dict[str, str]) -> None:
 def tree(tmp_path: Path) -> Path:
     """A course of two stages, with course.py at its root."""
     write_files(tmp_path, STAGES)
-    return copy_door(tmp_path)
+    return copy_entry_point(tmp_path)
 
 
 def start(tree: Path, *arguments: str, **options) -> subprocess.Popen:

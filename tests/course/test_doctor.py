@@ -11,7 +11,7 @@ import pytest
 
 from common.setup import doctor, machine
 from common.setup.doctor import NEEDED, OK, OPTIONAL
-from tests.helpers.incomplete_stages import copy_door
+from tests.helpers.incomplete_stages import copy_entry_point
 
 GB = 10**9
 PACE = {"said": "one step takes 6.0 ms", "device": "cpu", "cuda": None}
@@ -31,7 +31,7 @@ def fake(monkeypatch, **answers) -> None:
 
 def test_doctor_runs_before_anything_is_installed(tmp_path):
     """Through the door, in a course without .venv, on a Python without any package."""
-    copy_door(tmp_path)
+    copy_entry_point(tmp_path)
     (tmp_path / "requirements.txt").write_text("torch\n")
     command = [sys.executable, "-S", str(tmp_path / "course.py"), "doctor"]
     result = subprocess.run(command, capture_output=True, text=True, timeout=120)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from common.setup import environment, kit
-from tests.helpers.incomplete_stages import copy_door
+from tests.helpers.incomplete_stages import copy_entry_point
 
 UNREACHABLE = "http://127.0.0.1:9"  # port 9 discards; where nothing listens, a connection is refused at once
 
@@ -174,7 +174,7 @@ def test_a_kit_holds_what_that_machine_needs_or_is_not_written(index, tmp_path, 
 
 def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tmp_path, monkeypatch):
     """As a learner does it, through the door: with others' kits, a damaged one, and a whole one."""
-    tree, kits = copy_door(tmp_path / "course"), tmp_path / "kits"
+    tree, kits = copy_entry_point(tmp_path / "course"), tmp_path / "kits"
     (tree / "requirements.txt").write_text("beta\ngamma\n")
     (tree / "01_only").mkdir()
     (tree / "01_only/engine.py").touch()

@@ -12,7 +12,7 @@ PATIENCE = 3  # times as many seconds for each milestone: the machine may be bus
 SOLUTIONS = ROOT / "workshop" / "solutions"
 
 
-def copy_door(folder: Path) -> Path:
+def copy_entry_point(folder: Path) -> Path:
     """Copy course.py to a folder, with what it needs to set itself up and nothing else; return the folder."""
     shutil.copytree(ROOT / "common" / "setup", folder / "common" / "setup")
     shutil.copy(ROOT / "course.py", folder)

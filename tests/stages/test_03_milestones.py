@@ -54,7 +54,7 @@ def make_piece(stage, text: str, end: str | None = None):
 
 @milestone(
     "Stream.next_piece",
-    hint="request.certain_length is how much of request.text is final; remember what was sent, and how many tokens.",
+    hint="request.stable_text_length is how much of request.text is final; remember what was sent, and how many.",
     second_hint="A request that has finished always has a last piece, with its finish_reason, even without new text.",
 )
 def test_pieces_of_text_that_are_final(stage):
@@ -65,7 +65,7 @@ def test_pieces_of_text_that_are_final(stage):
     stream, texts, counts = make_stream(stage, request), [], []
     for token in output:
         request.append(token)
-        final = request.certain_length
+        final = request.stable_text_length
         piece = stream.next_piece()
         texts.append(piece.text if piece else "")
         counts.append(len(piece.token_ids) if piece else 0)

@@ -16,7 +16,7 @@ from string import ascii_lowercase, digits
 from . import facts, stories, terms
 from .words import LISTS, MAKERS, WEIGHTS, ask, draw, first_upper, flat, people, weighted
 
-LONGEST = 64  # words in a text
+MAX_WORDS = 64  # words in a text
 _KNOWN_TEXTS = (
     *(facts.about(facts.RELATIONS[name]["answer"], *pair) for name, pairs in facts.PAIRS.items() for pair in pairs),
     *("{name} {meaning} {reason}".format(**term) for term in terms.TERMS),
@@ -71,7 +71,7 @@ def vocabulary() -> list[str]:
     return sorted({token.removeprefix("Ġ") for token in tokens if re.fullmatch("Ġ?[A-Za-z]+", token)})
 
 
-def _size(rng: Random, most: int = LONGEST) -> int:
+def _size(rng: Random, most: int = MAX_WORDS) -> int:
     """Return 1 to `most`; half of the texts have at most its square root: they are as long as a question."""
     return round(most ** rng.random()) if rng.random() < 0.5 else rng.randint(1, most)
 

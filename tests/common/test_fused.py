@@ -111,30 +111,22 @@ def test_silu_mul(kernels, device, dtype, shape):
 @each_kernel
 @pytest.mark.parametrize(("ranks", "ins"), [((5, 8, 0), 300), ((192, 3, 0), 130)], ids=str)
 def test_adapters(kernels, device, dtype, ranks, ins):
-    module, outs, rows = import_module(f"common.fused.{kernels}_adapters"), 150, 47
-    spans = torch.zeros(len(ranks), max(ranks), 2, dtype=torch.int64)
-    lora_a = numbers("normal", *spans.shape[:2], ins, dtype=dtype, scale=ins**-0.5)
-    lora_b = torch.zeros(*spans.shape[:2], outs)
-    for adapter, rank in enumerate(ranks):
-        for j in range(rank):
-            first, last = ((0, 90), (90, outs))[j >= 4]  # two modules in one matrix
-            lora_b[adapter, j, first:last], spans[adapter, j] = torch.randn(last - first), torch.tensor([first, last])
-    lora_b, x, y = lora_b.to(dtype), *(numbers("normal", rows, size, dtype=dtype) for size in (ins, outs))
-    others = 1 + torch.randperm(rows - 1)[:39]
-    order, tiles = torch.cat([others[:17], torch.tensor([0]), others[17:]]), []
-    for adapter, (first, last) in enumerate([(0, 19), (19, 39), (39, 40)]):
+    """A row without an adapter, or with one of rank 0, stays as it is."""
+    module, outs, rank = import_module(f"common.fused.{kernels}_adapters"), 150, max(ranks)
+    shapes = (47, ins), (47, outs), (3, rank, ins), (3, rank, outs)
+    x, y, lora_a, lora_b = (numbers("normal", *shape, dtype=dtype) for shape in shapes)
+    order, spans = torch.tensor([*range(46, 29, -1), 0, *range(22)]), torch.zeros(3, rank, 2, dtype=torch.int64)
+    tiles, expected, out = [], y.double(), y.clone().to(device)
+    for adapter, (own, first, last) in enumerate(zip(ranks, (0, 19, 39), (19, 39, 40), strict=True)):
+        spans[adapter, :own, 1], lora_b[adapter, own:] = outs, 0
+        rows = order[first:last]
+        expected[rows] += x[rows].double() @ lora_a[adapter].double().T @ lora_b[adapter].double()
         tiles += [(start, min(start + module.TILE, last), adapter) for start in range(first, last, module.TILE)]
-    expected, out = y.double(), y.clone().to(device)
-    for first, last, adapter in tiles:
-        for row in order[first:last]:
-            of_rank = lora_a[adapter, : ranks[adapter]].double() @ x[row].double()
-            expected[row] += of_rank @ lora_b[adapter, : ranks[adapter]].double()
     backwards = torch.tensor(tiles[::-1])  # what one tile writes into another's place stays
-    tensors = (each.to(device) for each in (lora_a, lora_b, spans, order, backwards))
-    module.add_lora(x.to(device), out, *tensors)
+    module.add_lora(*(each.to(device) for each in (x, out, lora_a, lora_b, spans, order, backwards)))
     near = 4 * torch.finfo(dtype).eps
-    torch.testing.assert_close(out.cpu().double(), expected, rtol=near, atol=near * max(ranks) ** 0.5)
-    alone = [row for row in range(rows) if row not in order[:39]]  # without an adapter, or with one of rank 0
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=near, atol=near * (ins * rank) ** 0.5)
+    alone = [row for row in range(47) if row not in order[:39]]
     assert torch.equal(out.cpu()[alone], y[alone])
 
 

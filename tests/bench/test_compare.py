@@ -153,15 +153,6 @@ def test_a_folder_stands_for_its_results_files_and_none_for_what_is_measured_her
     assert sorted(labels(page)) == ["big", "mine", "mine"] and page.count("<h2>") == 3, "they share no axis"
 
 
-def test_results_of_one_model_can_be_asked_for(tmp_path, compare):
-    paths = [
-        write_results(tmp_path / f"{model}.json", gain=gain, model=model) for model, gain in (("a", 2.0), ("b", 3.0))
-    ]
-    page, _ = compare(*paths, "--model", "b")
-    assert "b model" in page and "a model" not in page
-    assert compare(*paths, "--model", "c")[1].endswith("no results of the model 'c', only of: a, b\n")
-
-
 def test_the_documents_of_all_stages_are_the_committed_results_of_a_machine(monkeypatch):
     monkeypatch.undo()
     committed = [len(results.entries) for results in sources.committed_documents() if results.course]

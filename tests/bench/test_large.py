@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from common.bench.harness import aggregate, spread
+from common.bench.harness import spread
 from common.bench.settings import Settings
 from common.bench.suite import Suite
 from common.bench.workloads import mixed_length_jobs, mixed_pages, page_prompt
-from tests.helpers.measured_here import shrink_measurements
 
 SEVEN, EIGHT = (import_module(f"{stage}.benchmark") for stage in ("07_speculative", "08_disaggregated"))
 
@@ -29,29 +28,6 @@ def test_a_large_model_has_sizes_of_its_own_on_a_cpu(settings, names):
     files = {name: Suite([], settings, name, Path()).path.name for name in (*names, "full", "large")}
     assert len({*files.values()}) == len(files), "no set of sizes replaces the results of another"
     assert [files[name].removesuffix(".json").endswith("-quick") for name in names] == [False, True]
-
-
-def test_copies_gain_what_the_formula_makes_of_the_tokens_that_are_counted(monkeypatch, tmp_path):
-    """The sizes for a real model, shrunk: its drafter is lookup, and copies also share steps."""
-    shrink_measurements(monkeypatch)
-    sizes = SEVEN.BENCHMARK.sizes_of("large") | {"batches": [2], "least_jobs": 2, "most_tokens": 12, "copies": 4}
-    sizes["copying_batches"] = [1, 2]
-    figures = SEVEN.measure(Settings(device="cpu", dtype="float32"), sizes)
-    assert len(figures["copying_speedup"]) == 2 and figures["lookup_acceptance"][0] <= 100
-    for speedup in figures["predicted_copying_speedup"]:
-        assert 0.3 < speedup < 9, "eight draft tokens and one of its own are the most that a pass can give"
-    derived = SEVEN.derive(None, None, sizes, {SEVEN.NOW: figures})
-    figures |= {"copying_speedup": [2.0, 1.5], "predicted_copying_speedup": [2.5, 1.0]}
-    figures |= {"lookup_tokens_per_second": [3.0], "stage_06_tokens_per_second": [2.0]}
-    document = {"sizes": sizes, "sides": {SEVEN.NOW: aggregate([figures])}, "figures": aggregate([derived])}
-    header, row = SEVEN.report(document)["shape"]
-    assert header[1:3] == ["copies, 1 request", "predicted, 1 request"] and row == [
-        "1.50",
-        "2.00",
-        "2.50",
-        "1.50",
-        "1.00",
-    ]
 
 
 def test_no_prefix_cache_takes_prompts_for_each_other(loaded):

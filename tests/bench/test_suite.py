@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from common.bench import harness, suite, summary
-from common.bench.__main__ import course_benchmarks
 from common.bench.harness import Benchmark, Headline, Run, run_process
-from common.bench.run import beside_reference, pick, run_benchmark
+from common.bench.run import beside_reference, run_benchmark
 from common.bench.settings import Settings
 from common.bench.suite import Suite
 from common.stages import ROOT, stage_folder
@@ -202,11 +201,6 @@ def test_the_last_line_is_the_document_that_was_written(write, tmp_path, capfd):
     assert document["benchmark"] == "sides" and document["size_set"] == "tiny" and document["sizes"] == {"length": 8}
     assert document["sides"]["now"]["value"]["median"] == 4 and document["headline"]["ratio"]["median"] == 2
     assert not {platform.node(), str(tmp_path), str(ROOT)} & set(last.split('"')), "results are published"
-
-
-def test_a_stage_goes_by_number_or_folder():
-    benchmarks = course_benchmarks()
-    assert {each.name for names in ("2", "02", "02_kv_cache") for each in pick(benchmarks, names)} == {"02_kv_cache"}
 
 
 def test_a_learners_stage_is_measured_beside_the_reference(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """A model writes conversations, and a drafter learns from them; what was stopped goes on to the same drafter."""
 
 import shutil
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -87,22 +86,6 @@ def test_a_drafter_learns_and_drafts(tmp_path, draft, monkeypatch):
     expected = load_engine("06")(draft).generate(prompts, params)
     assert engine.stats()["draft_tokens"] > 0
     assert [request.token_ids for request in drafted] == [request.token_ids for request in expected]
-
-
-def test_candidates_are_drawn_by_their_ids():
-    logits = torch.randn(9, 300)
-    rows = [SimpleNamespace(params=SamplingParams(temperature=0.0), seed=0, token_ids=[])] * len(logits)
-    assert conversations.draw_candidates(rows, logits).token_ids.tolist() == logits.argmax(-1).tolist()
-
-
-def test_conversations_are_in_the_template_or_without_one_in_paragraphs(draft):
-    (conversation,) = next(filter(None, conversations.finished_conversations(draft, [0])))
-    assert len(conversation.messages) == conversation.turns
-    assert conversation.text().startswith("<|im_start|>user\n" + conversation.messages[0]["content"])
-    conversation.tokenizer = SimpleNamespace(
-        chat_template=None, apply_chat_template=draft.tokenizer.apply_chat_template
-    )
-    assert conversation.text() == "".join(f"\n{message['content']}\n" for message in conversation.messages)
 
 
 def test_a_model_without_a_tokenizer_is_refused(tmp_path):

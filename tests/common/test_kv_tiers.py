@@ -16,7 +16,7 @@ from common.kv_disk import Disk
 from common.kv_tiers import TierOptions, Tiers, root_name
 from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import drain, endless, pool
-from tests.helpers.faulty_fleet import FaultyFleet
+from tests.helpers.faulty_fleet import FaultyFleet, lose_both_workers
 
 PAGE, PAGES, DOCUMENTS = 16, 28, 8  # memory for half of the documents
 TOKENS = 6 * PAGE  # of a document that can come back; its last token is computed
@@ -182,13 +182,7 @@ def test_workers_that_die_lose_no_request_and_their_successors_read_the_disk(mak
     engine = make(disk=tmp_path, stage="08", replicas=2, pages=14, num_draft_tokens=0)
     assert in_turn(engine, documents) == expected
     requests = [engine.add(document, GREEDY) for document in documents]
-    for worker in (0, 1):
-        for _ in range(4):
-            engine.step()
-            engine.check()
-        engine.fleet.die(worker)
-    drain(engine)
-    engine.check()
+    lose_both_workers(engine)
     assert [request.token_ids for request in requests] == expected
     assert engine.stats()["workers_lost"] == 2 and engine.stats()["kv_disk_tokens_hit"] > 0
     engine.close()

@@ -22,7 +22,7 @@ from common.reference import Reference
 from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import drain, endless, pool
-from tests.helpers.faulty_fleet import FaultyFleet
+from tests.helpers.faulty_fleet import FaultyFleet, lose_both_workers
 from tests.helpers.quantized_reference import take_weights
 from tests.helpers.serving_openai import openai_server
 from tests.helpers.triton_marks import needs_triton, on_cpu
@@ -138,13 +138,7 @@ def test_workers_that_die_lose_no_request_of_an_adapter(loaded, folders, documen
     engine = make_engine(load_engine("08"), loaded, loras=folders, replicas=2, num_draft_tokens=0)
     names = (None, "a1", "a2", "a6")
     requests = [engine.add(document, greedy(name)) for name in names for document in documents]
-    for worker in (0, 1):
-        for _ in range(4):
-            engine.step()
-            engine.check()
-        engine.fleet.die(worker)
-    drain(engine)
-    engine.check()
+    lose_both_workers(engine)
     assert [request.token_ids for request in requests] == expect(loaded, names)
     assert engine.stats()["workers_lost"] == 2
     engine.close()

@@ -13,7 +13,6 @@ from common.checkpoints.recipes import PHASES
 from common.checkpoints.tokenizer import END_OF_TEXT, FOLDER
 
 ROWS = ((1.0, 64),)
-START_WEIGHTS = train.Training.start_weights
 
 
 @pytest.fixture(scope="module")
@@ -75,19 +74,6 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(start, number):
     assert second.step == whole.step == 6 and second.tokens == whole.tokens == 6 * 128
     for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_a_phase_begins_with_the_mean_of_what_others_ended_with(start, monkeypatch):
-    first, second = start(1, "work"), start(2, "work")
-    for training in (first, second):
-        training.train(snapshot_every=100)
-    mean = replace(train.PHASES["draft"][0], mean_of=(1, 2), first_document=7)
-    monkeypatch.setitem(train.PHASES, "draft", (*train.PHASES["draft"], mean))
-    monkeypatch.setattr(train.Training, "start_weights", START_WEIGHTS)
-    third = start(3, "work")
-    assert third.next_document == 7
-    for a, b, c in zip(*(training.model.parameters() for training in (first, second, third)), strict=True):
-        assert torch.equal((a + b) / 2, c)
 
 
 def test_a_draft_learns_the_distribution_of_its_teacher(start, tokenizer):

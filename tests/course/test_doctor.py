@@ -1,11 +1,9 @@
 """Doctor: every check is one line, which says what to do where something is missing."""
 
 import json
-import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
-from unittest.mock import Mock
 
 import pytest
 
@@ -96,16 +94,6 @@ def test_a_taken_port_is_answered_with_a_free_one(monkeypatch):
     assert doctor.port().mark == OK
 
 
-def test_the_index_that_is_asked_is_the_one_that_pip_asks(monkeypatch):
-    asked = []
-    fake(monkeypatch, said_by="https://mirror.example/simple")
-    monkeypatch.setattr(doctor, "answers", asked.append)
-    doctor.network()
-    monkeypatch.setenv("PIP_INDEX_URL", "https://other.example/simple/")
-    doctor.network()
-    assert asked == ["https://mirror.example/simple/pip/", "https://other.example/simple/pip/"]
-
-
 @pytest.mark.parametrize(
     ("gpu", "measured", "mark", "said"),
     [
@@ -141,12 +129,3 @@ def test_timing_a_step_is_told_in_a_line(monkeypatch, status, output, mark, said
     measured, line = doctor.measure_pace()
     assert bool(measured) == (status == 0)
     assert line.mark == mark and said in line.text
-
-
-@pytest.mark.parametrize("found", [None, "/usr/bin/chromium"])
-def test_without_a_screen_pages_are_opened_from_another_machine(monkeypatch, found):
-    monkeypatch.setattr(doctor.webbrowser, "get", Mock(side_effect=doctor.webbrowser.Error))
-    monkeypatch.setattr(shutil, "which", lambda name: found if name == "chromium" else None)
-    line = doctor.browser()
-    assert line.mark == (OK if found else OPTIONAL) and (found or "none here") in line.text
-    assert "from another machine" in line.text

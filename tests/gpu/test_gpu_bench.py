@@ -1,9 +1,7 @@
 """The command for a machine with a GPU, end to end with tiny sizes; and the budget of a step."""
 
-import re
 import shutil
 from collections import Counter
-from dataclasses import asdict
 from itertools import pairwise
 from unittest.mock import Mock
 
@@ -17,7 +15,6 @@ from common.bench.gpu import __main__ as command
 from common.bench.gpu import nano, roofline, timeline
 from common.bench.gpu import tests as gpu_tests
 from common.bench.gpu.budget import by_kernel, part_of, parts_of, step_budget
-from common.bench.gpu.tests import run_pytest, told
 from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.stages import ROOT, load_engine
@@ -52,41 +49,6 @@ def test_the_command_measures_tells_and_packs(tmp_path, monkeypatch, capfd):
         assert each in tables
     monkeypatch.setattr(suite, "run_process", Mock(side_effect=AssertionError))
     assert command.run(["--out", str(tmp_path), "--only", ",".join(PARTS)]) == 0, "it finds what is complete"
-
-
-def test_pytest_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # they take longer than these tests
-    text = "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2\ndef test_c(): pytest.skip('no GPU')\n"
-    (tmp_path / "test_sample.py").write_text(text)
-    alone = (tmp_path, "-rf", "-c", "/dev/null", "--rootdir", tmp_path)
-    options = {"good": ("-k", "not test_b"), "failing": (), "none": ("-k", "nothing")}
-    found = told({name: run_pytest(*alone, *words) for name, words in options.items()})
-    assert found["pytest"]["good"].startswith("1 passed, 1 skipped, 1 deselected")
-    failed, failing, none = found["wrong"]
-    assert re.match("failing: FAILED .*::test_b - assert 1 == 2", failed)
-    assert (failing, none) == tuple(f"{name}: {found['pytest'][name]}" for name in ("failing", "none"))
-    assert found["output"].keys() == {"failing", "none"} and "deselected" in none
-
-
-def test_what_is_wrong_is_told_with_all_figures_and_measured_again(tmp_path, monkeypatch):
-    """A part that was wrong, or has lost a side, is not complete."""
-    asked = []
-
-    def ended(run, *_):
-        asked.append((run.benchmark.name, len(run.sides)))
-        figures = {"pytest": {"kernels": "2 failed"}, "wrong": ["kernels: FAILED test_a"]}
-        sides = run.sides if run.benchmark.name == "tests" else run.sides[:1]
-        there = {"tests": figures, "nano": {"seconds": 1.0}}[run.benchmark.name]
-        answers = {side: {"side": side, "figures": there, "model": asdict(CONFIG)} for side in sides}
-        return answers, None if sides == run.sides else "a side took longer than 8 s"
-
-    monkeypatch.setattr(suite, "run_process", ended)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    shrink_measurements(monkeypatch)
-    for _ in range(2):
-        assert command.run(["--out", str(tmp_path), "--only", "nano,tests", "--sizes", "tiny"]) == 1
-    assert asked == [("nano", 4), ("tests", 2), ("nano", 3), ("tests", 2)], "the side that there is is kept"
-    assert "kernels: FAILED test_a" in (tmp_path / "tables.txt").read_text()
 
 
 # ---- nano-vllm's benchmark ----

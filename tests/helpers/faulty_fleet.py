@@ -8,6 +8,7 @@ import torch
 
 from common.engine import BaseEngine
 from common.stages import load_stage_module
+from tests.helpers.engine_options import drain
 from tests.helpers.scheduler_machine import assert_paid, read, write
 
 fleet_module, messages, worker_module, kv_transport, scheduler_module, router_module = (
@@ -204,3 +205,14 @@ def fleet_without_model(prefill: int, decode: int, replicas: int = 0, pages: int
     fleet = FaultyFleet([lambda: WorkerWithoutModel(pages)] * (prefill + decode + replicas))
     roles = ["prefill"] * prefill + ["decode"] * decode + ["replica"] * replicas
     return router_module.Router(NO_MODEL, fleet, roles, wait_seconds), fleet
+
+
+def lose_both_workers(engine: BaseEngine) -> None:
+    """Run all requests of an engine with two of these workers, which die one after the other."""
+    for worker in (0, 1):
+        for _ in range(4):
+            engine.step()
+            engine.check()
+        engine.fleet.die(worker)
+    drain(engine)
+    engine.check()

@@ -13,11 +13,10 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes.util import find_library
 from functools import cache, partial
 from itertools import islice
-from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -268,11 +267,14 @@ def report(document: dict) -> dict[str, Rows]:
     "spread" how far the repeats' decode rates lie apart, in percent of the median."""
     sizes = document["sizes"]
     of_sides = {f"{side} {name}": each[name] for side, each in document["sides"].items() for name in each}
+    for side in of_sides.keys() & {f"{side} decode" for side in SIDES}:
+        rates = [of_sides[side][name] for name in ("min", "median", "max")]
+        spread = [100 * (most - least) / middle for least, middle, most in zip(*rates, strict=True)]
+        of_sides[side] = of_sides[side] | {"spread": spread}
 
-    def by_case(name: str, of: Callable[[Figures], list] = itemgetter("median")) -> Rows:
+    def by_case(name: str, which: str = "median") -> Rows:
         found = of_sides | document["figures"]
-        figures = [[found.get(f"{peer} {case} {name}") for case in CASES] for peer in PEERS]
-        cells = [[of(each) if each else () for each in row] for row in figures]
+        cells = [[found.get(f"{peer} {case} {name}", {}).get(which, ()) for case in CASES] for peer in PEERS]
         rows = (
             [peer, *(" / ".join(map(plots.short, cell)) for cell in row)]
             for peer, row in zip(PEERS, cells, strict=True)
@@ -288,17 +290,12 @@ def report(document: dict) -> dict[str, Rows]:
 
     return {
         **{name: by_case(name) for name in ("decode", "prompts", "percent", "above")},
-        "alike": by_case("alike", itemgetter("min")),
-        "spread": by_case("decode", spread),
+        "alike": by_case("alike", "min"),
+        "spread": by_case("decode", "spread"),
         "closed": over_http("closed", "clients", [clients for clients, _ in sizes["closed"]]),
         "open": over_http("open", "arriving/s", sizes["open"]),
         "left out": [["side", "why"], *map(list, document["missing"].items())],
     }
-
-
-def spread(of: Figures) -> list[float]:
-    triples = zip(of["min"], of["median"], of["max"], strict=True)
-    return [100 * (most - least) / median for least, median, most in triples]
 
 
 def draw(document: dict, png: Path) -> None:

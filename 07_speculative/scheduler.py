@@ -123,7 +123,8 @@ class Scheduler:
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
         budget = self.price.left(self.token_budget, [chunk.start for chunk in chunks])
-        # NEW in 07: each has its token before any has draft tokens; beside prompts, also new ones, half of the rest.
+        # NEW in 07: each request has its token before any has draft tokens. While prompts run or may be admitted, draft
+        # tokens get at most half of the rest.
         prompts = len(chunks) < len(self.running) or (self.waiting and len(self.running) < self.max_running)
         most = budget / 2 if prompts else budget
         counts = self.speculation.counts([chunk.sequence for chunk in chunks])

@@ -108,8 +108,9 @@ def compare(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[S
 
 
 def reject(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[SampledToken]]:
-    """Return the same decided by rejection sampling. Coins are of the stream COIN, and what is drawn in place of a
-    rejected token is of RESIDUAL. The host waits for the device twice for any number of requests.
+    """Return what `compare` does, but decide by rejection sampling: a random number of the stream COIN accepts a draft
+    token or not, and one of RESIDUAL draws the token in place of a rejected one. The host waits for the device twice
+    for any number of requests.
     """
     device = logits.device
     p = probabilities(logits, rows)  # [R, V]

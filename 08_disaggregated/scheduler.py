@@ -117,8 +117,9 @@ class Scheduler:
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
         budget = self.price.left(self.token_budget, [chunk.start for chunk in chunks])
-        # Each has its token before any has draft tokens; beside prompts, also new ones, half of the rest.
-        has_place = len(self.running) + len(self.reserved) < self.max_running  # NEW in 08: + reserved, as in _admit
+        # Each request has its token before any has draft tokens. While prompts run or may be admitted, draft tokens get
+        # at most half of the rest.
+        has_place = len(self.running) + len(self.reserved) < self.max_running  # NEW in 08: reserved, too, as in _admit
         prompts = len(chunks) < len(self.running) or (self.waiting and has_place)
         most = budget / 2 if prompts else budget
         counts = self.speculation.counts([chunk.sequence for chunk in chunks])
@@ -136,7 +137,7 @@ class Scheduler:
             most, budget = most - drafts, budget - drafts
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
-        prefilling, budget = self._let_short_prompts_pass(prefilling, budget)  # NEW in 08: and in another order
+        prefilling, budget = self._let_short_prompts_pass(prefilling, budget)  # NEW in 08: short ones may go first
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
             chunks.append(self._chunk(sequence, budget))
             budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))

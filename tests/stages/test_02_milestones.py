@@ -93,7 +93,7 @@ def test_one_token_after_the_others(stage):
 
 @milestone(
     "Engine.run",
-    hint="Without a cache it is the first step: run the whole prompt. With one: run the newest token alone.",
+    hint="Without output (`request.token_ids`) run the whole prompt. With output: run the newest token alone.",
     second_hint="Positions go on at cache.length, which grows by the tokens of the step once all layers have run.",
 )
 def test_one_token_a_step(stage):

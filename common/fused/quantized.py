@@ -13,7 +13,6 @@ of each output at a time. So one weight takes 8.5 or 5 bits.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import psutil
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -140,6 +139,8 @@ def prepare_unpacking(model: nn.Module, dtype: torch.dtype, unpack: Callable[...
 
     They keep these if all together take no more than 1 / KEPT_SHARE of the free memory.
     """
+    import psutil  # a machine for a GPU may lack it
+
     layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLinear)]
     nbytes = sum(layer.in_features * layer.out_features * dtype.itemsize for layer in layers)
     keeps = nbytes * KEPT_SHARE <= psutil.virtual_memory().available

@@ -60,7 +60,7 @@ MIN_PLACES = 64  # places
     second_hint="Make room for max(needed, 2 * capacity) tokens: a prompt may need more than twice what is there.",
 )
 def a_cache_that_grows(stage):
-    """A cache has at most 64 places or twice the tokens it holds, and each token is copied fewer than twice on average."""
+    """A cache has at most 64 places or twice the tokens it holds; each token is copied fewer than twice on average."""
     for prompt_tokens, max_tokens in ((60, 210), (200, 4)):
         engine, [prompt] = stage.make_engine(), stage.prompts(1, prompt_tokens)
         request, copied, room = engine.add(prompt, endless(max_tokens)), 0, 0

@@ -115,7 +115,7 @@ def test_adapters(kernels, device, dtype, ranks, ins):
     module, outs, rank = import_module(f"common.fused.{kernels}_adapters"), 150, max(ranks)
     shapes = (47, ins), (47, outs), (3, rank, ins), (3, rank, outs)
     x, y, lora_a, lora_b = (numbers("normal", *shape, dtype=dtype) for shape in shapes)
-    order, spans = torch.tensor([*range(46, 29, -1), 0, *range(22)]), torch.zeros(3, rank, 2, dtype=torch.int64)
+    order, spans = torch.tensor([*range(46, 29, -1), 0, *range(1, 23)]), torch.zeros(3, rank, 2, dtype=torch.int64)
     tiles, expected, out = [], y.double(), y.clone().to(device)
     for adapter, (own, first, last) in enumerate(zip(ranks, (0, 19, 39), (19, 39, 40), strict=True)):
         spans[adapter, :own, 1], lora_b[adapter, own:] = outs, 0
@@ -125,7 +125,7 @@ def test_adapters(kernels, device, dtype, ranks, ins):
     backwards = torch.tensor(tiles[::-1])  # what one tile writes into another's place stays
     module.add_lora(*(each.to(device) for each in (x, out, lora_a, lora_b, spans, order, backwards)))
     near = 4 * torch.finfo(dtype).eps
-    torch.testing.assert_close(out.cpu().double(), expected, rtol=near, atol=near * (ins * rank) ** 0.5)
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=near, atol=max(near, 4e-6) * (ins * rank) ** 0.5)
     alone = [row for row in range(47) if row not in order[:39]]
     assert torch.equal(out.cpu()[alone], y[alone])
 

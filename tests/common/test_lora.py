@@ -111,13 +111,10 @@ def test_eight_adapters_in_one_batch_answer_as_merged_models(loaded, folders, do
     engine.close()
 
 
-HOW = [
-    *({"quantization": "int8"}, {"quantization": "int4"}, {"fused": False}),
-    pytest.param({"device": "cuda"}, marks=pytest.mark.gpu),
-]
+ON_GPU = pytest.param({"device": "cuda"}, marks=pytest.mark.gpu)
 
 
-@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize("how", [{"quantization": "int8"}, {"quantization": "int4"}, {"fused": False}, ON_GPU], ids=str)
 def test_other_weights_and_kernels(folders, documents, expect, how):
     loaded, names = load_model(dtype="float32", **how), (None, "a1", "a2", "a6")
     engine = make_engine(load_engine("06"), loaded, loras=folders, max_running=4)

@@ -267,10 +267,10 @@ def report(document: dict) -> dict[str, Rows]:
     "spread" how far the repeats' decode rates lie apart, in percent of the median."""
     sizes = document["sizes"]
     of_sides = {f"{side} {name}": each[name] for side, each in document["sides"].items() for name in each}
-    for side in of_sides.keys() & {f"{side} decode" for side in SIDES}:
-        rates = [of_sides[side][name] for name in ("min", "median", "max")]
+    for decode in of_sides.keys() & {f"{side} decode" for side in SIDES}:
+        rates = [of_sides[decode][name] for name in ("min", "median", "max")]
         spread = [100 * (most - least) / middle for least, middle, most in zip(*rates, strict=True)]
-        of_sides[side] = of_sides[side] | {"spread": spread}
+        of_sides[decode] = of_sides[decode] | {"spread": spread}
 
     def by_case(name: str, which: str = "median") -> Rows:
         found = of_sides | document["figures"]

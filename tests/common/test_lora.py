@@ -24,7 +24,6 @@ from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import drain, endless, pool
 from tests.helpers.faulty_fleet import FaultyFleet, lose_both_workers
 from tests.helpers.quantized_reference import take_weights
-from tests.helpers.serving_openai import openai_server
 
 PAGE, TOKENS = 16, 32  # TOKENS: of an answer
 RANKS = (1, 2, 4, 8, 8, 3, 16, 64)
@@ -261,6 +260,8 @@ def test_engines_that_take_no_adapters_say_so(loaded, folders):
 @pytest.fixture
 def client(loaded, folders):
     """A function that makes a client of a server with two adapters; it sends the API key."""
+    from tests.helpers.serving_openai import openai_server  # a machine with a GPU may lack its packages
+
     chosen = {name: folders[name] for name in ("a0", "a1")}
     with ExitStack() as open_servers:
 

@@ -13,11 +13,11 @@ rows are sorted by adapter, and one call multiplies each group of rows with its 
     x[order] times                A_a  | A_b
 
 No stage knows of this. `add_adapters` gives an engine a model that adds them, and before each step the rows that have
-one. A step without any runs the model as it was: with its kernels for few tokens, with CUDA graphs.
+one. A step without any runs the model as it was, with its kernels for few tokens. On a GPU both have CUDA graphs.
 
 Folders are PEFT's; a field that would change an answer, and is not implemented, is refused by name. Production engines
-add: adapters that wait in the host's memory until a request asks for them, graphs for steps with adapters, ranks of
-tensor parallelism, embeddings and output layers.
+add: adapters that wait in the host's memory until a request asks for them, ranks of tensor parallelism, embeddings and
+output layers.
 """
 
 import copy
@@ -38,6 +38,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from .acceleration.graphs import GraphedModel
 from .engine import AroundModel, BaseEngine
 from .errors import InvalidInput, counted, first_sentence, require, shortened
 from .fused import NO_BLOCKS
@@ -200,17 +201,55 @@ def random_modules(
 # ---- One step ----
 
 
+class StepRows:
+    """Which rows of a step have which adapter, for the products of all layers.
+
+    kernels: fused/numba_adapters.py or triton_adapters.py; None: grouped products. held: how many adapters there are.
+    replayed: rows of the largest step that graphs run. It has its numbers in buffers, since a graph holds addresses.
+    """
+
+    def __init__(self, kernels: Any, held: int, replayed: int, device: torch.device):
+        self.kernels, self.held, self.replayed, self.device = kernels, held, replayed, device
+        self.order: Tensor | None = None  # rows that have an adapter, sorted by it; None: there are none
+        self.ends: Tensor | None = None  # for grouped products: where the rows of each adapter end in `order`, int32
+        self.tiles: Tensor | None = None  # for kernels: some rows with one adapter, `[tiles, 3]`, int64
+        if replayed:
+            places = torch.zeros(replayed + 3 * self.most_tiles(replayed), dtype=torch.int64, device=device)
+            self.buffers = places[:replayed], places[replayed:].view(-1, 3)
+
+    def lay(self, rows: Sequence[Sequence[int]], count: int) -> None:
+        """Take a step of `count` rows. rows: of each adapter."""
+        self.order, ends = to_device([*chain(*rows)], torch.int64, self.device), [*accumulate(map(len, rows))]
+        if not self.kernels:
+            self.ends = to_device(ends, torch.int32, self.device)
+            return
+        tiles, most = [], self.kernels.TILE
+        for number, (end, own) in enumerate(zip(ends, rows, strict=True)):
+            tiles += [(first, min(first + most, end), number) for first in range(end - len(own), end, most)]
+        self.tiles = to_device(tiles, torch.int64, self.device)
+        if count <= self.replayed:
+            self.buffers[1].zero_()  # a tile from 0 to 0 has no rows
+            for buffer, found in zip(self.buffers, (self.order, self.tiles), strict=True):
+                buffer[: len(found)] = found
+            self.order, self.tiles = self.buffers
+
+    def most_tiles(self, count: int) -> int:
+        """Return how many tiles a step of so many rows has at most."""
+        return min(count, count // self.kernels.TILE + self.held)
+
+
 class AdaptedLinear(nn.Module):
     """A layer with the adapters of the step's rows. weights: what `stacked` returns."""
 
-    def __init__(self, product: Callable[[Tensor], Tensor], weights: tuple[Tensor, Tensor, Tensor], step: Any):
+    def __init__(self, product: Callable[[Tensor], Tensor], weights: tuple[Tensor, Tensor, Tensor], step: StepRows):
         super().__init__()
         self.product, self.weights, self.step = product, weights, step
 
     def forward(self, x: Tensor) -> Tensor:
         y, step = self.product(x), self.step
         if step.kernels:
-            step.kernels.add_lora(x.contiguous(), y, *self.weights, step.order, step.tiles)
+            order, tiles = step.order[: len(x)], step.tiles[: step.most_tiles(len(x))]
+            step.kernels.add_lora(x.contiguous(), y, *self.weights, order, tiles)
             return y
         lora_a, lora_b, _ = self.weights
         narrow = F.grouped_mm(x.index_select(0, step.order), lora_a.mT, offs=step.ends)  # [rows with an adapter, r]
@@ -230,19 +269,16 @@ class AdaptedModel(AroundModel):
         self.kernels = None  # fused/numba_adapters.py or triton_adapters.py; without fused kernels: grouped products
         if kernels := getattr(self.plain, "kernels", None):
             self.kernels = import_module(kernels.__name__.replace("kernels", "adapters"))
-        self.order: Tensor | None = None  # rows of the step that have an adapter, sorted by it; None: there are none
-        self.ends: Tensor | None = None  # for grouped products: where the rows of each adapter end in `order`, int32
-        self.tiles: Tensor | None = None  # for kernels: some rows with one adapter, `[tiles, 3]`, int64
         self.adapters = adapters
         self.hold(adapters.values())
 
     def __call__(self, token_ids: Tensor, positions: Tensor, attend: Attend) -> Tensor:
         """As `Transformer`, for the rows that `plan` has laid out."""
-        return (self.model if self.order is None else self.adapted)(token_ids, positions, attend)
+        return (self.model if self.step.order is None else self.adapted)(token_ids, positions, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Transformer.logits`. Graphs know the scores of their own passes alone."""
-        return (self.model if self.order is None else self.plain).logits(hidden)
+        return (self.model if self.step.order is None else self.adapted).logits(hidden)
 
     def plan(self, chunks: Sequence[Any]) -> None:
         """Find the adapter of each row of a step. chunks: what it runs, in the order of its rows."""
@@ -253,28 +289,28 @@ class AdaptedModel(AroundModel):
             if (key := chunk.sequence.request.params.adapter) is not None:
                 rows[self.numbers[key]] += range(start, start + count)
             start += count
-        self.order = None
-        if not any(rows):
-            return
-        self.order, ends = to_device([*chain(*rows)], torch.int64, self.device), [*accumulate(map(len, rows))]
-        if not self.kernels:
-            self.ends = to_device(ends, torch.int32, self.device)
-            return
-        tiles, most = [], self.kernels.TILE
-        for number, (end, own) in enumerate(zip(ends, rows, strict=True)):
-            tiles += [(first, min(first + most, end), number) for first in range(end - len(own), end, most)]
-        self.tiles = to_device(tiles, torch.int64, self.device)
+        self.step.order = None
+        if any(rows):
+            self.step.lay(rows, start)
 
     def hold(self, adapters: Iterable[Adapter]) -> None:
         """Lay the weights of these adapters side by side: grouped products find them by number."""
         adapters, layers = list(adapters), {}
+        graphs = self.model if self.kernels and isinstance(self.model, GraphedModel) else None
+        step = StepRows(self.kernels, len(adapters), graphs.sizes[-1] if graphs else 0, self.device)
         for path in dict.fromkeys(chain(*(adapter.weights for adapter in adapters))):
             weights = stacked([one.weights.get(path) for one in adapters], self.device)
-            layers[path] = AdaptedLinear(product_of(self.plain, self.plain.get_submodule(path)), weights, self)
+            layers[path] = AdaptedLinear(product_of(self.plain, self.plain.get_submodule(path)), weights, step)
         adapted = with_layers(self.plain, layers)
         self.compile_kernels(layer.weights for layer in layers.values())
+        if graphs:
+            step.order, step.tiles = step.buffers
+            with current(self.device):
+                adapted = graphs.around(adapted)
+            step.order = None
         # Together and last: if memory runs out before, all is as it was.
-        self.adapted, self.numbers = adapted, {adapter.key: number for number, adapter in enumerate(adapters)}
+        self.adapted, self.step = adapted, step
+        self.numbers = {adapter.key: number for number, adapter in enumerate(adapters)}
 
     def compile_kernels(self, weights: Iterable[tuple[Tensor, ...]]) -> None:
         """Run a row of zeros with one layer of each shape: kernels are compiled now, and not while requests wait."""
@@ -343,7 +379,7 @@ def with_layers(model: Transformer, layers: Mapping[str, nn.Module]) -> Transfor
         return other
 
     adapted = twin(model)
-    adapted.few = NO_BLOCKS  # they read their own layers' weights
+    adapted.few, adapted.logits = NO_BLOCKS, model.logits  # blocks read their own layers' weights
     adapted.blocks = nn.ModuleList(map(twin, model.blocks))
     for block in adapted.blocks:
         block.attention, block.mlp = twin(block.attention), twin(block.mlp)
@@ -395,7 +431,7 @@ def add_adapters(engine: BaseEngine, holder: Any, adapters: dict[str, Adapter]) 
         try:
             return run(chunks)
         finally:
-            engine.lora.order = None
+            engine.lora.step.order = None
 
     engine.run = run_with_adapters
     return f"adapters {', '.join(adapters)}"

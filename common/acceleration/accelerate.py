@@ -66,7 +66,7 @@ def make_engine(
                 most = max(most, VERIFIED) if "draft" in parameters else most
                 # "auto" may mean the bundled draft model, which is small.
                 models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2
-                reserved += graph_bytes(loaded.config, loaded.dtype, most, models)
+                reserved += graph_bytes(loaded.config, loaded.dtype, most, models + bool(adapters))
             loaded = replace(loaded, reserved_bytes=reserved)
         if "token_budget" in parameters and options.get("token_budget") is None:
             max_running = options.get("max_running") or parameters["max_running"].default

@@ -102,6 +102,7 @@ class GraphedModel(AroundModel):
         width = -(-most_tokens // self.page_size)
         most, device = sizes[-1], cache.k.device
         self.token_ids, self.positions, self.slot_mapping = torch.zeros(3, most, dtype=torch.int64, device=device)
+        self.slot_mapping.fill_(NO_SLOT)  # what is recorded while requests run writes to none of their pages
         self.starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.lengths = torch.ones(most, dtype=torch.int32, device=device)
         self.page_tables = torch.zeros(most, width, dtype=torch.int32, device=device)
@@ -109,8 +110,7 @@ class GraphedModel(AroundModel):
         scores = model.logits(self.hidden[:1])
         self.scores = torch.zeros(most, model.config.vocab_size, dtype=scores.dtype, device=device)
         self.replayed = 0  # rows of the newest batch, if it was replayed
-        # Rows that write to page 0, which no request owns yet. The largest size comes first: the others find room in
-        # the memory that it has needed.
+        # The largest size comes first: the others find room in the memory that it has needed.
         self.capture = memory_of.capture if memory_of else Capture()
         self.replays = {size: self.capture(partial(self._forward, size)) for size in reversed(sizes)}
 
@@ -137,6 +137,10 @@ class GraphedModel(AroundModel):
         self.replays[size]()
         self.replayed = count
         return self.hidden[:count]
+
+    def around(self, model: Transformer) -> "GraphedModel":
+        """Return graphs of another model, which runs in place of this one."""
+        return GraphedModel(model, self.cache, self.most_tokens, self.sizes, memory_of=self)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `Transformer.logits`; if `hidden` is a replayed batch as a whole, its scores come out of the graph."""

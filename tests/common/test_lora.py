@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from common import kv_tiers
+from common import kv_tiers, lora
 from common.acceleration.accelerate import make_engine
 from common.bench.workloads import page_prompt
 from common.errors import InvalidInput
@@ -21,8 +21,10 @@ from common.lora import CONFIG, TARGETS, WEIGHTS, random_modules, read_adapter, 
 from common.reference import Reference
 from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
+from tests.helpers import graph_stand_in
 from tests.helpers.engine_options import drain, endless, pool
 from tests.helpers.faulty_fleet import FaultyFleet, lose_both_workers
+from tests.helpers.graph_stand_in import graphed
 from tests.helpers.quantized_reference import take_weights
 
 PAGE, TOKENS = 16, 32  # TOKENS: of an answer
@@ -118,6 +120,26 @@ def test_other_weights_and_kernels(folders, documents, expect, how):
     loaded, names = load_model(dtype="float32", **how), (None, "a1", "a2", "a6")
     engine = make_engine(load_engine("06"), loaded, loras=folders, max_running=4)
     assert answers(engine, documents, names) == expect(loaded, names)
+    if loaded.device.type == "cuda":
+        engine.lora.unload("a0", {})
+        assert answers(engine, documents, names) == expect(loaded, names) and engine.lora.adapted.replayed
+
+
+@pytest.mark.parametrize("stage", ["05", "06", "07"])
+def test_steps_with_adapters_are_replayed_also_of_one_that_comes_later(
+    loaded, folders, documents, expect, monkeypatch, stage
+):
+    monkeypatch.setattr(lora, "import_module", lambda _: graph_stand_in)
+    options = {"draft": "draft", "num_draft_tokens": 2, "max_running": 2} if stage == "07" else {}
+    make, first = graphed(load_engine(stage), overlap=stage == "06"), {"a1": folders["a1"]}
+    engine, names = make(loaded, loras=first, **options), (None, "a1", "a6")
+    running = engine.add(documents[0], greedy("a1"))
+    engine.step()
+    with graph_stand_in.in_place():
+        engine.lora.load(read_adapter("a6", folders["a6"], loaded))
+    assert answers(engine, documents, names) == expect(loaded, names)
+    assert running.token_ids == expect(loaded, ["a1"])[0]
+    assert engine.lora.adapted.replayed
 
 
 @pytest.mark.parametrize("stage", ["05", "06", "07"])

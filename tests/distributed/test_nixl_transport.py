@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from common.distributed import nixl_transport, page_transport
-from tests.helpers.serving_stage_03 import wait_until
 
 try:
     nixl_transport.nixl()
 except ImportError:
     pytest.skip("needs the package nixl", allow_module_level=True)
+from tests.helpers.serving_stage_03 import wait_until  # noqa: E402  a machine with a GPU may lack its packages, too
 
 SHAPES = [(50, 4, 8, 2, 8), (50, 2, 8, 1, 8)]  # of a model, and of a smaller one
 PATIENCE_SECONDS = 60  # for what takes milliseconds on a machine that has nothing else to do

@@ -5,9 +5,11 @@ what has changed since is what lies in the static buffers. Code that looks at a 
 fails.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import torch
@@ -81,7 +83,28 @@ def plain(model: Transformer) -> Transformer:
     """Return the model without fused kernels: the recorder sees torch's operations only."""
     made = Transformer.__new__(Transformer)
     vars(made).update(vars(model))
+    made.kernels, made.most_few = SimpleNamespace(__name__="", apply_linear=lambda layer, x: layer(x)), 0
     return made
+
+
+TILE = 4
+
+
+def add_lora(x, y, lora_a, lora_b, spans, order, tiles) -> None:
+    """As that of common/fused/triton_adapters.py: all programs run, whether their tiles have rows or none."""
+    for first, last, adapter in tiles.unsqueeze(2).unbind():
+        places = first + torch.arange(TILE)
+        rows = order.index_select(0, places.clamp(max=len(order) - 1)) * (places < last)
+        narrow = x.index_select(0, rows) @ lora_a.index_select(0, adapter)[0].T
+        change = narrow @ lora_b.index_select(0, adapter)[0]
+        y.index_add_(0, rows, change * (places < last)[:, None])
+
+
+@contextmanager
+def in_place() -> Iterator[None]:
+    """Record with the stand-in."""
+    with patch.object(graphs, "Capture", Capture), patch.object(accelerate, "why_no_graphs", lambda *_: None):
+        yield
 
 
 def graphed(engine_class: type[BaseEngine], overlap: bool) -> Callable[[Loaded], BaseEngine]:
@@ -97,8 +120,7 @@ def graphed(engine_class: type[BaseEngine], overlap: bool) -> Callable[[Loaded],
         names = engine_class.__init__.__globals__
         drafter = names["DraftModel"].__init__.__globals__ if "DraftModel" in names else names
         with (
-            patch.object(graphs, "Capture", Capture),
-            patch.object(accelerate, "why_no_graphs", lambda *_: None),
+            in_place(),
             patch.dict(names, choose_attention=late),
             patch.dict(drafter, choose_attention=late),
         ):

@@ -33,7 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from common.setup.environment import prepare_environment, usable_python, variables_of
+from common.setup.environment import prepare_environment, usable_python
 from common.stages import stage_folder, stage_folders
 from common.terminal import READER_GONE, note, paint, run_to_end, show
 
@@ -97,7 +97,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
     Ctrl-C in a terminal reaches the child as well. It gets all the time it needs to shut down; only then does
     KeyboardInterrupt go on to the caller.
     """
-    variables = {**os.environ, **variables_of(ROOT / ".venv"), **(environment or {})}
+    variables = {**os.environ, **(environment or {})}
     child = subprocess.Popen(command, cwd=str(folder), env=variables)
     signal.signal(signal.SIGTERM, lambda *_: child.terminate())  # a server must not outlive its door
     interrupted = False

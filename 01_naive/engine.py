@@ -44,12 +44,12 @@ class Engine(BaseEngine):
         positions = torch.arange(len(token_ids), device=self.device)
         record.work(request.request_id, "recompute", len(token_ids))
         hidden = self.model(token_ids, positions, causal_attention)  # [S, hidden_size]
-        # The model has scored the next token after every position. Only the last score is news.
+        # Every row could be scored, but only the last one tells a token that is not known yet.
         return self.draw([request], self.model.logits(hidden[-1:]))
 
     def commit(self, request: Request, drawn: SamplerOutput) -> list[Request]:
         """Append the token to the request, and retire the request if that ends it."""
-        requests = self.append_tokens([request], [drawn.tokens()])
+        requests = self.append_tokens([request], [[token] for token in drawn.tokens()])
         self.retire_finished(requests)
         return requests
 

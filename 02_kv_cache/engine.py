@@ -55,18 +55,18 @@ class Engine(BaseEngine):
         if cache is None:
             capacity = len(request.prompt_token_ids) + request.max_tokens
             cache = self.caches[request.request_id] = KVCache(self.config, capacity, self.device, self.dtype)
-        cache.length = request.num_tokens - len(new_token_ids)  # whatever a step has left that was interrupted
+        cache.length = request.num_tokens - len(new_token_ids)  # set anew: an interrupted step may have left another
         token_ids = torch.tensor(new_token_ids, device=self.device)  # [N]
         positions = torch.arange(cache.length, cache.length + len(token_ids), device=self.device)
         record.work(request.request_id, phase, len(token_ids))
         hidden = self.model(token_ids, positions, cache.attend)  # [N, hidden_size]
         cache.length += len(token_ids)
-        # The model has scored the next token after every position. Only the last score is news.
+        # Every row could be scored, but only the last one tells a token that is not known yet.
         return self.draw([request], self.model.logits(hidden[-1:]))
 
     def commit(self, request: Request, drawn: SamplerOutput) -> list[Request]:
         """Append the token to the request, and retire the request if that ends it."""
-        requests = self.append_tokens([request], [drawn.tokens()])
+        requests = self.append_tokens([request], [[token] for token in drawn.tokens()])
         self.retire_finished(requests)
         return requests
 
@@ -76,7 +76,7 @@ class Engine(BaseEngine):
 
     def stats(self) -> dict[str, float]:
         """NEW in 02: Return how much of the caches is used and how much is reserved, in tokens and bytes."""
-        caches = list(self.caches.values())  # at once: while another thread reads this, a request may end
+        caches = list(self.caches.values())  # a copy: /health asks on another thread, and a request may end
         return super().stats() | {
             "kv_tokens_used": sum(cache.length for cache in caches),
             "kv_tokens_reserved": sum(cache.capacity for cache in caches),

@@ -84,7 +84,7 @@ class Stream:
 
 
 class EngineThread:
-    """Own an engine. Call all methods from the event loop of `start`; those named `_engine_...` run on the thread.
+    """Own an engine. Call its methods on the event loop of `start`; those named `_engine_...` run on the thread alone.
 
     max_queue: most open requests, running ones included; beyond that `submit` raises QueueFull.
     """

@@ -19,8 +19,8 @@ class Batch:
     one of each chunk that completes its sequence. calls: what attention does in each layer.
     """
 
-    def __init__(self, chunks: list[Chunk], groups: int, device: torch.device, dtype: torch.dtype):
-        """Lay chunks end to end, in the order given. groups: how many query heads share a K/V head."""
+    def __init__(self, chunks: list[Chunk], group_size: int, device: torch.device, dtype: torch.dtype):
+        """Lay chunks end to end, in the order given. group_size: how many query heads share a K/V head."""
         token_ids, positions, slots, logits_rows = [], [], [], []
         for chunk in chunks:
             count = len(chunk.token_ids)
@@ -32,4 +32,4 @@ class Batch:
                 logits_rows.append(len(token_ids) - 1)
         self.token_ids, self.positions, self.slots = to_device([token_ids, positions, slots], torch.int64, device)
         self.logits_rows = to_device(logits_rows, torch.int64, device)
-        self.calls = plan_calls(chunks, groups, device, dtype)
+        self.calls = plan_calls(chunks, group_size, device, dtype)

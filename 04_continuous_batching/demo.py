@@ -65,7 +65,7 @@ def with_context(loaded: Loaded, tokens: int) -> Loaded:
 
 def draw_batch(trace: Trace, names: Sequence[str], requests: Sequence[Request]) -> None:
     """Draw a mark for what each step did for each request."""
-    # A prompt that is padded counts as what it is besides.
+    # Reversed, so that the first work counts: a padded prompt is drawn as a prefill.
     phases = [{work.request_id: work.phase for work in reversed(step.works)} for step in trace]
     for name, request in zip(names, requests, strict=True):
         seen = [phase.get(request.request_id) for phase in phases]

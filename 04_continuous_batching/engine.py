@@ -46,8 +46,8 @@ class Engine(BaseEngine):
         slots = min(max_running, slots_that_fit(loaded, budget))
         if slots < max_running:
             self.startup_notes = f"{counted(slots, 'slot')}, all that fit into {budget / 2**20:,.0f} MiB"
-        self.scheduler = Scheduler(slots, token_budget)
         self.cache = KVCache(loaded, slots)
+        self.scheduler = Scheduler(slots, token_budget)
 
     def accept(self, request: Request) -> None:
         """NEW in 04: Queue the request, and raise InvalidInput if it can never run."""
@@ -79,7 +79,7 @@ class Engine(BaseEngine):
         return self.draw(requests, self.model.logits(hidden[batch.logits_rows]))
 
     def commit(self, chunks: list[Chunk], drawn: SamplerOutput) -> list[Request]:
-        """Append to each of these requests its token, and retire those that this ends."""
+        """Append a token to the request of each chunk that completes its sequence; retire those that this ends."""
         completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
         requests = self.append_tokens(completed, [[token] for token in drawn.tokens()])
         self.scheduler.count_computed(chunks)

@@ -12,7 +12,8 @@ from .slot_attention import attend_to_slots
 
 
 class KVCache:
-    """The keys and values of `slots` sequences: for each of them, one contiguous buffer of the full context length.
+    """The keys and values of `slots` sequences: in each layer, each has one contiguous piece of the full context
+    length.
 
     NEW in 04: one table for all requests instead of a cache for each, so that one call can attend to many of them.
     A slot must hold whatever its request may become, so most of a slot stays empty: stage 05 is about that.

@@ -34,10 +34,10 @@ class AttentionCall:
     mask: Tensor
 
 
-def plan_calls(chunks: list[Chunk], groups: int, device: torch.device, dtype: torch.dtype) -> list[AttentionCall]:
-    """Plan the calls that attend for a whole batch. groups: how many query heads share a K/V head.
+def plan_calls(chunks: list[Chunk], group_size: int, device: torch.device, dtype: torch.dtype) -> list[AttentionCall]:
+    """Plan the calls that attend for a whole batch. group_size: how many query heads share a K/V head.
 
-    `share_calls` is told what a call costs on this device, CALL_COSTS_TOKENS. Masks are made on the device.
+    A call costs CALL_COSTS_TOKENS of this device; masks are made on it.
     """
     calls, start = [], 0
     for together in share_calls(chunks, CALL_COSTS_TOKENS[device.type]):
@@ -46,10 +46,10 @@ def plan_calls(chunks: list[Chunk], groups: int, device: torch.device, dtype: to
         longest = max(past) + tokens
         # A token sees its own place and those before it. That also hides the padding behind shorter sequences.
         places = to_device(past, torch.int64, device)[:, None] + torch.arange(tokens, device=device)
-        hidden = torch.arange(longest, device=device) > places[:, None, :, None]  # [B, 1, tokens, longest]
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=device).masked_fill_(hidden, float("-inf"))
+        unseen = torch.arange(longest, device=device) > places[:, None, :, None]  # [B, 1, tokens, longest]
+        mask = torch.zeros(unseen.shape, dtype=dtype, device=device).masked_fill_(unseen, float("-inf"))
         rows, slots = slice(start, start + len(together) * tokens), slice(first, first + len(together))
-        mask = mask.repeat_interleave(groups, dim=2)
+        mask = mask.repeat_interleave(group_size, dim=2)
         calls.append(AttentionCall(rows, slots, len(together), tokens, longest, mask))
         start = rows.stop
     return calls
@@ -57,15 +57,15 @@ def plan_calls(chunks: list[Chunk], groups: int, device: torch.device, dtype: to
 
 def attend_to_slots(q: Tensor, keys: Tensor, values: Tensor, calls: list[AttentionCall]) -> Tensor:
     """Attend, call by call. q is [N, H, D], keys and values [slots, H_kv, context length, D]; return [N, H, D]."""
-    heads, groups = keys.shape[1], q.shape[1] // keys.shape[1]
+    kv_heads, group_size = keys.shape[1], q.shape[1] // keys.shape[1]
     attended = torch.empty_like(q)
     for call in calls:
         # The query heads that share a K/V head stand beside the tokens: K and V are read once for the group.
-        queries = q[call.rows].view(call.requests, call.tokens, heads, groups, -1)  # [B, n, H_kv, H / H_kv, D]
+        queries = q[call.rows].view(call.requests, call.tokens, kv_heads, group_size, -1)  # [B, n, H_kv, H / H_kv, D]
         queries = queries.permute(0, 2, 1, 3, 4).flatten(2, 3)  # [B, H_kv, n * H / H_kv, D]
         k, v = (past[call.slots, :, : call.longest] for past in (keys, values))  # [B, H_kv, S, D], views: no copy
         result = F.scaled_dot_product_attention(queries, k, v, attn_mask=call.mask)
-        result = result.unflatten(2, (call.tokens, groups)).transpose(1, 2)  # [B, n, H_kv, H / H_kv, D]
+        result = result.unflatten(2, (call.tokens, group_size)).transpose(1, 2)  # [B, n, H_kv, H / H_kv, D]
         attended[call.rows] = result.reshape(-1, *q.shape[1:])
     return attended
 
@@ -76,7 +76,7 @@ def share_calls(chunks: list[Chunk], call_costs: int) -> list[list[Chunk]]:
     One more request may bring no more padding than a call of its own would cost, in tokens.
     """
     groups: list[list[Chunk]] = []
-    longest = 0  # past of a request in the newest group
+    longest = 0  # the longest past in the newest group
     for chunk in chunks:
         if groups:
             group, last = groups[-1], groups[-1][-1]

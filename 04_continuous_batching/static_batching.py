@@ -44,7 +44,7 @@ class StaticEngine(BaseEngine):
         if not self.group:
             first = list(self.requests.values())[: self.max_running]
             self.group = [Sequence(request, slot) for slot, request in enumerate(first)]
-        width = max((s.remaining for s in self.unfinished), default=1)
+        width = max(sequence.remaining for sequence in self.unfinished)
         chunks = []
         for sequence in self.group:
             request, token_ids = sequence.request, []
@@ -67,7 +67,7 @@ class StaticEngine(BaseEngine):
         return self.draw([sequence.request for sequence in running], self.model.logits(hidden[rows]))
 
     def commit(self, drawn: SamplerOutput) -> list[Request]:
-        """Append to each of these requests its token, and retire those that this ends."""
+        """Append a token to each unfinished request of the group, and retire those that this ends."""
         tokens, running = [[token] for token in drawn.tokens()], self.unfinished
         requests = self.append_tokens([sequence.request for sequence in running], tokens)
         for sequence in running:

@@ -16,7 +16,8 @@ class Batch:
     """The ragged batch of one step.
 
     token_ids, positions: `[N]`, int64. logits_rows: `[R]`, int64, the rows whose next token is wanted: the last one of
-    each chunk that completes its sequence. NEW in 05: paged: where K and V of the tokens go, and where their pasts lie.
+    each chunk that completes its sequence.
+    NEW in 05: paged: where K and V of the tokens go, and where their pasts lie.
     """
 
     def __init__(self, chunks: list[Chunk], device: torch.device):

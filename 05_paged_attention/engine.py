@@ -47,7 +47,7 @@ class Engine(BaseEngine):
         # NEW in 05: memory is counted in pages.
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         num_pages = pages_that_fit(budget, page_size, self.config.kv_bytes_per_token(self.dtype))
-        self.cache = KVCache(loaded, num_pages, page_size, backend)  # raises MemoryError before pages are listed
+        self.cache = KVCache(loaded, num_pages, page_size, backend)  # first: it may raise MemoryError
         self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size)
 
     @property
@@ -87,7 +87,7 @@ class Engine(BaseEngine):
         return self.draw(requests, self.model.logits(hidden[batch.logits_rows]))
 
     def commit(self, chunks: list[Chunk], drawn: SamplerOutput) -> list[Request]:
-        """Append to each of these requests its token, and retire those that this ends."""
+        """Append a token to the request of each chunk that completes its sequence; retire those that this ends."""
         completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
         requests = self.append_tokens(completed, [[token] for token in drawn.tokens()])
         self.scheduler.count_computed(chunks)

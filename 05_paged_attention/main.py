@@ -14,7 +14,7 @@ from common.serving.options import add_server_arguments
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of this stage to those of all stages."""
     add_server_arguments(parser)  # how many requests may wait, and what else a server is told
-    # NEW in 05, pages: in pieces of which size K and V lie, and which kernels read them.
+    # NEW in 05, pages: how many tokens a page holds, and which kernels read it.
     add_options(parser, "engine", "pages")
 
 

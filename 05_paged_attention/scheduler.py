@@ -149,8 +149,8 @@ class Scheduler:
         return Sequence(request, table)
 
     def _extend(self, sequence: Sequence) -> bool:
-        """NEW in 05: Make room for the next token by preempting the youngest. If that is this sequence, preempt it too
-        and return False.
+        """NEW in 05: Give a sequence room for its next token, preempting the youngest while no page is free. Return
+        False if the sequence itself is preempted.
         """
         while sequence.request.request_id in self.running:
             if self.allocator.extend(sequence.page_table, sequence.computed + 1):

@@ -47,7 +47,7 @@ class Engine(BaseEngine):
         # Memory is counted in pages.
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         num_pages = pages_that_fit(budget, page_size, self.config.kv_bytes_per_token(self.dtype))
-        self.cache = KVCache(loaded, num_pages, page_size, backend)  # raises MemoryError before pages are listed
+        self.cache = KVCache(loaded, num_pages, page_size, backend)  # first: it may raise MemoryError
         self.scheduler = Scheduler(max_running, token_budget, num_pages, page_size)
 
     @property
@@ -75,9 +75,9 @@ class Engine(BaseEngine):
         for chunk in chunks:
             record.work(chunk.sequence.request.request_id, chunk.phase, len(chunk.token_ids))
         record.counters["waiting"] = len(self.scheduler.waiting)
-        # `preemptions` counts since the start.
+        # Both count since the start.
         record.counters["preemptions"] = self.scheduler.preemptions
-        record.counters["tokens_hit"] = self.scheduler.tokens_hit  # NEW in 06: so does this
+        record.counters["tokens_hit"] = self.scheduler.tokens_hit  # NEW in 06
         return chunks
 
     def run(self, chunks: list[Chunk]) -> SamplerOutput:
@@ -88,7 +88,7 @@ class Engine(BaseEngine):
         return self.draw(requests, self.model.logits(hidden[batch.logits_rows]))
 
     def commit(self, chunks: list[Chunk], drawn: SamplerOutput) -> list[Request]:
-        """Append to each of these requests its token, and retire those that this ends."""
+        """Append a token to the request of each chunk that completes its sequence; retire those that this ends."""
         completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
         requests = self.append_tokens(completed, [[token] for token in drawn.tokens()])
         self.scheduler.count_computed(chunks)
@@ -111,10 +111,10 @@ class Engine(BaseEngine):
         """
         running = self.scheduler.running.values()
         tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
-        shared = (tree.size - len(tree.unused)) * page_size  # NEW in 06: what several use counts once
-        counted = sum(len(sequence.page_table.path) * page_size for sequence in running)  # once for each user
-        used = sum(sequence.computed for sequence in running) - counted + shared
-        reserved = sum(sequence.page_table.capacity for sequence in running) - counted + shared
+        in_tree = (tree.size - len(tree.unused)) * page_size  # NEW in 06: in use, each page once
+        by_user = sum(len(sequence.page_table.path) * page_size for sequence in running)  # the same, once for each user
+        used = sum(sequence.computed for sequence in running) - by_user + in_tree
+        reserved = sum(sequence.page_table.capacity for sequence in running) - by_user + in_tree
         return super().stats() | {
             "running": len(running),
             "waiting": len(self.scheduler.waiting),

@@ -188,8 +188,8 @@ class Scheduler:
             sequence.computed += size
 
     def _extend(self, sequence: Sequence) -> bool:
-        """Make room for the next token by preempting the youngest. If that is this sequence, preempt it too
-        and return False.
+        """Give a sequence room for its next token, preempting the youngest while no page is free. Return
+        False if the sequence itself is preempted.
         """
         while sequence.request.request_id in self.running:
             if self.allocator.extend(sequence.page_table, sequence.computed + 1):

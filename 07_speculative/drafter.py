@@ -138,7 +138,7 @@ class DraftModel:
         return chunk.sequence.request.num_tokens + chunk.room <= self.context_length
 
     def _newest(self, chunk: Chunk) -> Chunk:
-        """Return the last draft token as a chunk, for the draft model to continue from."""
+        """Count the last draft token as run by the draft model, and return it as a chunk."""
         chunk.draft.computed += 1
         return Chunk(chunk.sequence, chunk.draft.computed - 1, chunk.draft.token_ids[-1:], completes=True)
 

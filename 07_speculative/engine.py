@@ -66,7 +66,7 @@ class Engine(BaseEngine):
         models = [loaded, draft_model] if draft_model else [loaded]
         token_bytes = sum(model.config.kv_bytes_per_token(self.dtype) for model in models)
         num_pages = pages_that_fit(budget, page_size, token_bytes)
-        self.cache = KVCache(loaded, num_pages, page_size, backend)  # raises MemoryError before pages are listed
+        self.cache = KVCache(loaded, num_pages, page_size, backend)  # first: it may raise MemoryError
         self.drafter: PromptLookup | DraftModel = PromptLookup()
         if draft_model:
             self.drafter = DraftModel(draft_model, num_pages, page_size, attention, token_budget)
@@ -104,13 +104,13 @@ class Engine(BaseEngine):
         """Choose tokens of many requests, as the scheduler decides, and record how many wait."""
         chunks = self.scheduler.schedule(self.drafter)
         self.drafter.draft(chunks)  # NEW in 07
-        chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # NEW in 07: kernels for one query want these side by side
+        chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # NEW in 07: for kernels of one query, such first
         for chunk in chunks:
             record.work(chunk.sequence.request.request_id, chunk.phase, chunk.num_tokens)
         record.counters["waiting"] = len(self.scheduler.waiting)
-        # `preemptions` counts since the start.
+        # Both count since the start.
         record.counters["preemptions"] = self.scheduler.preemptions
-        record.counters["tokens_hit"] = self.scheduler.tokens_hit  # so does this
+        record.counters["tokens_hit"] = self.scheduler.tokens_hit
         return chunks
 
     def run(self, chunks: list[Chunk]) -> list[list[SampledToken]]:
@@ -122,7 +122,7 @@ class Engine(BaseEngine):
         return verify(self.model.logits(hidden[batch.logits_rows]), requests, drafts)
 
     def commit(self, chunks: list[Chunk], tokens: list[list[SampledToken]], record: StepRecord) -> list[Request]:
-        """Append to each of these requests its tokens, and retire those that this ends."""
+        """Append its tokens to the request of each chunk that completes its sequence; retire those that this ends."""
         completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
         requests = self.append_tokens(completed, tokens)
         self.scheduler.count_computed(chunks)
@@ -151,10 +151,10 @@ class Engine(BaseEngine):
         """
         running = self.scheduler.running.values()
         tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
-        shared = (tree.size - len(tree.unused)) * page_size  # what several use counts once
-        counted = sum(len(sequence.page_table.path) * page_size for sequence in running)  # once for each user
-        used = sum(sequence.computed for sequence in running) - counted + shared
-        reserved = sum(sequence.page_table.capacity for sequence in running) - counted + shared
+        in_tree = (tree.size - len(tree.unused)) * page_size  # in use, each page once
+        by_user = sum(len(sequence.page_table.path) * page_size for sequence in running)  # the same, once for each user
+        used = sum(sequence.computed for sequence in running) - by_user + in_tree
+        reserved = sum(sequence.page_table.capacity for sequence in running) - by_user + in_tree
         return super().stats() | {
             "running": len(running),
             "waiting": len(self.scheduler.waiting),

@@ -17,11 +17,12 @@ class KVCache:
 
     def __init__(self, loaded: Loaded, num_pages: int, page_size: int, attention: Attention):
         config = loaded.config
-        shape = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.kv_width)  # int8: D and a scale
+        shape = (config.num_layers, num_pages, page_size, config.num_kv_heads, config.kv_width)  # int8: D + 4
         # Zeros: places that are masked out get the weight 0, and 0 times a NaN in fresh memory would be NaN.
         self.k = zeros(shape, loaded.device, loaded.kv_dtype)
         self.v = zeros(shape, loaded.device, loaded.kv_dtype)
-        self.layers = list(zip(self.k, self.v, strict=True))  # of each, [pages, page_size, H_kv, D]
+        # K and V of each layer, cut once: [pages, page_size, H_kv, D].
+        self.layers = list(zip(self.k, self.v, strict=True))
         self.attention = attention
         self.capacity = num_pages * page_size  # tokens there is room for
 

@@ -15,11 +15,11 @@ middle: then the youngest request gives its pages back, returns to the front of 
 had run (preemption by recomputation). Its tokens are known, so that is a prefill, and fast; and as the sampler depends
 on nothing but seed and position, in float32 it goes on with the tokens it would have had.
 
-A page that is full goes into the tree of cached pages, and stays there when its request has ended. A new request takes
-over from the tree the pages that it begins with, and computes only the rest. Two requests that begin alike and arrive
-together both compute their beginning, and the later one takes over the first one's pages and gives its own back (they
-converge on one copy): no request waits for another's prefill. Only full pages are shared, so that no request writes to
-a page of another, and the last token is always computed, since its logits are wanted.
+A page that is full goes into the tree of cached pages, and stays there when its request has ended. A new
+request takes over from the tree the pages that it begins with, and computes only the rest. Two requests that begin
+alike and arrive together both compute their beginning, and the later one takes over the first one's pages and gives its
+own back (they converge on one copy): no request waits for another's prefill. Only full pages are shared, so that no
+request writes to a page of another, and the last token is always computed, since its logits are wanted.
 
 NEW in 07: a request that decodes may run some draft tokens behind its newest one, if there are tokens left in the
 budget and pages to put them in. They are charged like any others. Those that are rejected have left K and V behind, at
@@ -125,21 +125,21 @@ class Scheduler:
         budget = self.price.left(self.token_budget, [chunk.start for chunk in chunks])
         # NEW in 07: each request has its token before any has draft tokens. While prompts run or may be admitted, draft
         # tokens get at most half of the rest.
-        prompts = len(chunks) < len(self.running) or (self.waiting and len(self.running) < self.max_running)
-        most = budget / 2 if prompts else budget
+        prompts_wait = len(chunks) < len(self.running) or (self.waiting and len(self.running) < self.max_running)
+        for_drafts = budget / 2 if prompts_wait else budget
         counts = self.speculation.counts([chunk.sequence for chunk in chunks])
         for chunk, count in zip(chunks, counts, strict=True):
             request = chunk.sequence.request
             # The last token needs no draft.
-            chunk.room = min(count, int(most), request.max_tokens - len(request.token_ids) - 1)
+            chunk.room = min(count, int(for_drafts), request.max_tokens - len(request.token_ids) - 1)
         if drafter:
-            drafter.prepare(chunks)  # now, or prompts would pay for drafts that never exist
+            drafter.prepare(chunks)  # lowers `room`: what cannot be drafted must not take budget from prompts
         for chunk in chunks:
-            token = self.price(chunk.start, 1)  # is paid for
-            affordable = self.price.most(chunk.start, token + most) - 1
+            token = self.price(chunk.start, 1)  # the price of its own token, which is paid already
+            affordable = self.price.most(chunk.start, token + for_drafts) - 1
             chunk.room = self._make_room(chunk.sequence, min(chunk.room, affordable))
             drafts = self.price(chunk.start, 1 + chunk.room) - token
-            most, budget = most - drafts, budget - drafts
+            for_drafts, budget = for_drafts - drafts, budget - drafts
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
@@ -153,7 +153,7 @@ class Scheduler:
         """Count the tokens of a step as computed. Not before it is committed: a step may be interrupted."""
         for chunk in chunks:
             sequence = chunk.sequence
-            # NEW in 07: with the draft tokens that have become output; the newest token is yet to be run.
+            # NEW in 07: draft tokens that became output count as computed; the newest token is yet to be run.
             sequence.computed = min(chunk.start + chunk.num_tokens, sequence.request.num_tokens - 1)
             sequence.draft_computed = min(max(sequence.draft_computed, chunk.draft.computed), sequence.computed)
             # Draft tokens behind the answer's end are not accepted, and like those behind a rejected one not judged.
@@ -235,8 +235,8 @@ class Scheduler:
             sequence.computed += size
 
     def _extend(self, sequence: Sequence) -> bool:
-        """Make room for the next token by preempting the youngest. If that is this sequence, preempt it too
-        and return False.
+        """Give a sequence room for its next token, preempting the youngest while no page is free. Return
+        False if the sequence itself is preempted.
         """
         while sequence.request.request_id in self.running:
             if self.allocator.extend(sequence.page_table, sequence.computed + 1):
@@ -245,7 +245,7 @@ class Scheduler:
         return False
 
     def _make_room(self, sequence: Sequence, most: int) -> int:
-        """NEW in 07: Take pages for draft tokens if any are free; return how many."""
+        """NEW in 07: Take pages for draft tokens if any are free; return for how many there is room."""
         while most and not self.allocator.extend(sequence.page_table, sequence.request.num_tokens + most):
             most -= 1
         return most

@@ -12,8 +12,8 @@ a large batch each token costs its share of arithmetic, and the best k is 0. Req
 
 T and t are measured when the engine starts (common/pass_times.py), a is estimated for each request from its own recent
 draft tokens. What the formula leaves out (caches that two models share, bookkeeping) is learned as a factor, from how
-long steps take with draft tokens and without. Steps in which the draft model reads a prompt teach neither: what that
-took is spent, and does not come again with the next draft.
+long steps take with draft tokens and without. Steps in which either model reads a prompt teach neither: what that took
+is spent, and does not come again with the next draft.
 """
 
 import weakref
@@ -26,8 +26,8 @@ from common.pass_times import Costs
 
 from .speculation import MAX_DRAFT_TOKENS, Speculation
 
-FORGET = 0.9  # with each step, of what was seen: what is ten steps old counts a third
-FORGET_IDLE = 0.99  # with each step without draft tokens: a request that was given up is tried again, but not soon
+KEEP = 0.9  # of what was seen, with each step: after ten steps a third of it counts
+KEEP_IDLE = 0.99  # with each step without draft tokens: a request that was given up is tried again, but not soon
 PRIOR_WEIGHT = 4.0  # weight of the average rate, in observed draft tokens
 FIRST_RATE = 0.7  # acceptance rate, before anything has been seen
 FIRST_SLOWNESS = 1.3  # of steps with draft tokens over their passes alone, before any has been timed
@@ -41,11 +41,11 @@ class Acceptance:
     accepted: float = 0.0
     judged: float = 0.0
 
-    def learn(self, judged: int, accepted: int, forget: float = FORGET) -> None:
-        """Note that `accepted` of `judged` tokens were accepted; what was seen before counts `forget` times."""
-        forget = forget if judged else max(forget, FORGET_IDLE)
-        self.accepted = forget * self.accepted + accepted
-        self.judged = forget * self.judged + judged
+    def learn(self, judged: int, accepted: int, keep: float = KEEP) -> None:
+        """Note that `accepted` of `judged` tokens were accepted; what was seen before counts `keep` times."""
+        keep = keep if judged else max(keep, KEEP_IDLE)
+        self.accepted = keep * self.accepted + accepted
+        self.judged = keep * self.judged + judged
 
     def rate(self, average: float) -> float:
         """Return the acceptance rate, between 0 and 1; the average where there is no evidence, or only an old one."""
@@ -101,7 +101,7 @@ class AdaptiveSpeculation(Speculation):
         """Note what became of a draft, in the totals, for its sequence and in the average of all."""
         super().learn(sequence, drafted, judged, accepted)
         self.acceptances.setdefault(sequence, Acceptance()).learn(judged, accepted)
-        self.average.learn(judged, accepted, forget=0.999)
+        self.average.learn(judged, accepted, keep=0.999)
 
     def record_step_time(self, seconds: float, counts: list[int]) -> None:
         """Learn how many times longer than by `costs` steps of this kind take, with draft tokens or without."""

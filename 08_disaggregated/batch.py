@@ -16,7 +16,7 @@ class Batch:
     """The ragged batch of one step.
 
     token_ids, positions: `[N]`, int64. logits_rows: `[R]`, int64, the rows whose next token is wanted: the last one of
-    each chunk that completes its sequence, and of its draft tokens.
+    each chunk that completes its sequence, and those of all its draft tokens.
     paged: where K and V of the tokens go, and where their pasts lie.
     """
 

@@ -18,17 +18,14 @@ class KVCache:
 
     def __init__(self, loaded: Loaded, num_pages: int, page_size: int, attention: Attention):
         config = loaded.config
-        # NEW in 08: a block for K and one for V of each layer, page by page; before, page by page of each layer.
-        shape = (
-            num_pages,
-            2 * config.num_layers,
-            page_size,
-            config.num_kv_heads,
-            config.kv_width,
-        )  # int8: D and a scale
+        # NEW in 08: each page has a block for K and one for V of every layer. Before, each layer had a pool of its own.
+        shape = (num_pages, 2 * config.num_layers, page_size, config.num_kv_heads, config.kv_width)  # int8: D + 4
         # Zeros: places that are masked out get the weight 0, and 0 times a NaN in fresh memory would be NaN.
         self.memory = zeros(shape, loaded.device, loaded.kv_dtype)
         self.k, self.v = (self.memory[:, which::2].transpose(0, 1) for which in (0, 1))  # [layers, pages, ...], views
+        # All blocks from a layer's first one on, of which `spread` takes every (2 * layers)-th.
+        blocks = self.memory.flatten(0, 1)  # [blocks, page_size, H_kv, D]
+        self.layers = [(blocks[2 * layer :], blocks[2 * layer + 1 :]) for layer in range(config.num_layers)]
         self.attention = attention
         self.capacity = num_pages * page_size  # tokens there is room for
 
@@ -48,8 +45,6 @@ class BoundCache(NamedTuple):
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store what is new, then attend to all there is. q is [N, H, D], k, v are [N, H_kv, D]; returns [N, H, D]."""
-        # NEW in 08: all blocks from this layer's first one on, of which `spread` takes every (2 * layers)-th.
-        k_pages = self.cache.memory.flatten(0, 1)[2 * layer :]  # [blocks, page_size, H_kv, D]
-        v_pages = k_pages[1:]
+        k_pages, v_pages = self.cache.layers[layer]
         self.cache.attention.write(k, v, k_pages, v_pages, self.slot_mapping)
         return self.cache.attention.attend(q, k_pages, v_pages, self.plan)

@@ -1,16 +1,25 @@
 """The scheduler decides, before every step, which requests run in it and how many of their tokens.
 
+Static batching forms a group and runs it until its slowest member ends. Here the scheduler forms a new group for every
+step (iteration-level scheduling; Orca, Yu et al., 2022): a request joins as soon as there is room, and leaves the
+moment it ends. And a long prompt runs in pieces (chunked prefill; Sarathi-Serve, Agrawal et al., 2024), so that it
+does not hold up requests that decode.
+
+Both follow from one view of a request: some of its tokens have been run, the rest remain. Before the first step all of
+the prompt remains, in decode a single token does. How many of them a step takes is the scheduler's choice, and in
+float32 it makes no difference to the result.
+
 A request gets pages for the tokens it has, and one more page when the last one is full. More
 requests fit in than if each had a slot for the longest it may become. The price is that memory may run out in the
 middle: then the youngest request gives its pages back, returns to the front of the queue, and later runs again what it
 had run (preemption by recomputation). Its tokens are known, so that is a prefill, and fast; and as the sampler depends
 on nothing but seed and position, in float32 it goes on with the tokens it would have had.
 
-A page that is full goes into the tree of cached pages, and stays there when its request has ended. A new request takes
-over from the tree the pages that it begins with, and computes only the rest. Two requests that begin alike and arrive
-together both compute their beginning, and the later one takes over the first one's pages and gives its own back (they
-converge on one copy): no request waits for another's prefill. Only full pages are shared, so that no request writes to
-a page of another, and the last token is always computed, since its logits are wanted.
+A page that is full goes into the tree of cached pages, and stays there when its request has ended. A new
+request takes over from the tree the pages that it begins with, and computes only the rest. Two requests that begin
+alike and arrive together both compute their beginning, and the later one takes over the first one's pages and gives its
+own back (they converge on one copy): no request waits for another's prefill. Only full pages are shared, so that no
+request writes to a page of another, and the last token is always computed, since its logits are wanted.
 
 A request that decodes may run some draft tokens behind its newest one, if there are tokens left in the
 budget and pages to put them in. They are charged like any others. Those that are rejected have left K and V behind, at
@@ -88,7 +97,7 @@ class Scheduler:
         self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
         self.policy = None  # who comes first, if not who came first (common/policies.py)
         self.waiting: deque[Request] = deque()
-        self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
+        self.running: dict[str, Sequence] = {}  # by request id, in the order in which they began
         self.parked: dict[str, Sequence] = {}  # NEW in 08: another worker fetches their pages, or will
         self.reserved: dict[str, Sequence] = {}  # NEW in 08: their pages are being filled; then they run
         self.given_up: list[Sequence] = []  # NEW in 08: dropped, but their pages may still be written to
@@ -117,25 +126,25 @@ class Scheduler:
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
         budget = self.price.left(self.token_budget, [chunk.start for chunk in chunks])
-        # Each request has its token before any has draft tokens. While prompts run or may be admitted, draft tokens get
-        # at most half of the rest.
+        # Each request has its token before any has draft tokens. While prompts run or may be admitted, draft
+        # tokens get at most half of the rest.
         has_place = len(self.running) + len(self.reserved) < self.max_running  # NEW in 08: reserved, too, as in _admit
-        prompts = len(chunks) < len(self.running) or (self.waiting and has_place)
-        most = budget / 2 if prompts else budget
+        prompts_wait = len(chunks) < len(self.running) or (self.waiting and has_place)
+        for_drafts = budget / 2 if prompts_wait else budget
         counts = self.speculation.counts([chunk.sequence for chunk in chunks])
         for chunk, count in zip(chunks, counts, strict=True):
             request = chunk.sequence.request
             # The last token needs no draft.
-            chunk.room = min(count, int(most), request.max_tokens - len(request.token_ids) - 1)
+            chunk.room = min(count, int(for_drafts), request.max_tokens - len(request.token_ids) - 1)
         if drafter:
-            drafter.prepare(chunks)  # now, or prompts would pay for drafts that never exist
+            drafter.prepare(chunks)  # lowers `room`: what cannot be drafted must not take budget from prompts
         for chunk in chunks:
-            token = self.price(chunk.start, 1)  # is paid for
-            affordable = self.price.most(chunk.start, token + most) - 1
+            token = self.price(chunk.start, 1)  # the price of its own token, which is paid already
+            affordable = self.price.most(chunk.start, token + for_drafts) - 1
             chunk.room = self._make_room(chunk.sequence, min(chunk.room, affordable))
             drafts = self.price(chunk.start, 1 + chunk.room) - token
-            most, budget = most - drafts, budget - drafts
-        # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
+            for_drafts, budget = for_drafts - drafts, budget - drafts
+        # What is left of the budget goes to prompts: those that have begun, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
         prefilling, budget = self._let_short_prompts_pass(prefilling, budget)  # NEW in 08: short ones may go first
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
@@ -149,7 +158,7 @@ class Scheduler:
         """Count the tokens of a step as computed. Not before it is committed: a step may be interrupted."""
         for chunk in chunks:
             sequence = chunk.sequence
-            # With the draft tokens that have become output; the newest token is yet to be run.
+            # Draft tokens that became output count as computed; the newest token is yet to be run.
             sequence.computed = min(chunk.start + chunk.num_tokens, sequence.request.num_tokens - 1)
             sequence.draft_computed = min(max(sequence.draft_computed, chunk.draft.computed), sequence.computed)
             # Draft tokens behind the answer's end are not accepted, and like those behind a rejected one not judged.
@@ -173,11 +182,11 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Forget a request that ends, whether it runs or waits, and free its pages."""
-        places = self.running, self.parked, self.reserved  # NEW in 08
-        if place := next((place for place in places if request.request_id in place), None):
-            self.allocator.release(place.pop(request.request_id).page_table)
-        else:
-            self.waiting.remove(request)
+        for place in (self.running, self.parked, self.reserved):  # NEW in 08: the last two
+            if sequence := place.pop(request.request_id, None):
+                self.allocator.release(sequence.page_table)
+                return
+        self.waiting.remove(request)
 
     def park(self, request: Request) -> Sequence:
         """NEW in 08: Stop running a request; its pages keep their contents until it is removed."""
@@ -276,8 +285,7 @@ class Scheduler:
         sequence = Sequence(request, table)
         self._reuse(sequence)
         lacking = self.allocator.pages_for(request.num_tokens) - len(table.pages)
-        lacking += len(self.reserved)  # NEW in 08: these will run
-        if lacking + len(self.running) > self.allocator.available:
+        if lacking + len(self.running) + len(self.reserved) > self.allocator.available:  # NEW in 08: + reserved
             self.allocator.release(table)
             return None
         self.allocator.extend(table, request.num_tokens)
@@ -295,8 +303,8 @@ class Scheduler:
             sequence.computed += size
 
     def _extend(self, sequence: Sequence) -> bool:
-        """Make room for the next token by preempting the youngest. If that is this sequence, preempt it too
-        and return False.
+        """Give a sequence room for its next token, preempting the last that began to run while no page is free. Return
+        False if the sequence itself is preempted.
         """
         while sequence.request.request_id in self.running:
             if self.allocator.extend(sequence.page_table, sequence.computed + 1):
@@ -305,13 +313,13 @@ class Scheduler:
         return False
 
     def _make_room(self, sequence: Sequence, most: int) -> int:
-        """Take pages for draft tokens if any are free; return how many."""
+        """Take pages for draft tokens if any are free; return for how many there is room."""
         while most and not self.allocator.extend(sequence.page_table, sequence.request.num_tokens + most):
             most -= 1
         return most
 
     def _preempt(self) -> None:
-        """Take the pages of the youngest, and put it at the front of the queue: it came before the rest."""
+        """Take the pages of the last that began to run, and put it at the front of the queue."""
         _, sequence = self.running.popitem()
         self.allocator.release(sequence.page_table)
         self.waiting.appendleft(sequence.request)

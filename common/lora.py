@@ -303,7 +303,7 @@ class AdaptedModel(AroundModel):
             layers[path] = AdaptedLinear(product_of(self.plain, self.plain.get_submodule(path)), weights, step)
         adapted = with_layers(self.plain, layers)
         self.compile_kernels(layer.weights for layer in layers.values())
-        if graphs:
+        if graphs and layers:
             step.order, step.tiles = step.buffers
             with current(self.device):
                 adapted = graphs.around(adapted)
@@ -316,11 +316,12 @@ class AdaptedModel(AroundModel):
         """Run a row of zeros with one layer of each shape: kernels are compiled now, and not while requests wait."""
         if not self.kernels:
             return
-        order, tiles = (to_device(own, torch.int64, self.device) for own in ([0], [(0, 1, 0)]))
+        order, tile = (to_device(own, torch.int64, self.device) for own in ([0], [(0, 1, 0)]))
         with current(self.device):
             for lora_a, lora_b, spans in {(each[0].shape, each[1].shape): each for each in weights}.values():
                 x, y = (each.new_zeros(1, each.shape[2]) for each in (lora_a, lora_b))
-                self.kernels.add_lora(x, y, lora_a, lora_b, spans, order, tiles)
+                for count in self.kernels.COUNTS:
+                    self.kernels.add_lora(x, y, lora_a, lora_b, spans, order, tile.repeat(count, 1))
 
     def load(self, adapter: Adapter) -> None:
         """Take one more adapter. Raise InvalidInput if its name is taken."""

@@ -95,8 +95,8 @@ def graph_bytes(config: ModelConfig, dtype: torch.dtype, requests: int, models: 
     """Estimate from above how many bytes the graphs for batches of up to `requests` requests take.
 
     They share the memory of the largest: the partial results of attention, the logits as they are computed, and a few
-    activations. Each model (2 with a draft model) has its recordings, and logits where they are read. Beside them lies
-    the workspace of matrix products.
+    activations. Each model (a draft model, too, and one with adapters) has its recordings, and logits where they are
+    read. Beside them lies the workspace of matrix products.
     """
     partial = MAX_PIECES * config.num_heads * (config.head_dim + 1) * 4
     widths = 4 * config.hidden_size + 3 * config.intermediate_size

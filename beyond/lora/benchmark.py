@@ -32,11 +32,6 @@ from common.lora import random_modules, write_adapter
 from common.stages import load_engine
 
 STAGE = "06_prefix_cache"
-LABELS = {
-    "off": "without adapters",
-    "none": "eight held,\nnone asked for",
-    "adapters": "eight adapters,\nfour requests each",
-}
 
 
 def measure(settings: Settings, sizes: dict) -> Figures:
@@ -72,14 +67,23 @@ def share(rates: list[float], of: list[float]) -> float:
     return statistics.median(mine / other for mine, other in zip(rates, of, strict=True))
 
 
+def labels(sizes: dict) -> dict[str, str]:
+    held = sizes["adapters"]
+    return {
+        "off": "without adapters",
+        "none": f"{held} adapters held,\nnone asked for",
+        "adapters": f"{held} adapters,\n{sizes['clients'] // held} requests each",
+    }
+
+
 def draw(document: dict, png: Path) -> None:
     figures, sizes = document["sides"][STAGE], document["sizes"]
     rates = {}
-    for kind, label in LABELS.items():
+    for kind, label in labels(sizes).items():
         rounds = figures[f"{kind}_tokens_per_second"]["median"]
         rates[label] = {"median": statistics.median(rounds), "min": min(rounds), "max": max(rounds)}
     percent = 100 * figures["adapters_share"]["median"]
-    message = f"Eight adapters in one batch keep {percent:.0f} percent of the model's own throughput"
+    message = f"{sizes['adapters']} adapters in one batch keep {percent:.0f} percent of the model's own throughput"
     remark = f"{sizes['clients']} requests at a time, {sizes['output']} tokens each, rank {sizes['rank']}."
     with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):
         plots.bars(panel, ["06"] * 3, list(rates.values()), list(rates))
@@ -88,14 +92,15 @@ def draw(document: dict, png: Path) -> None:
 
 def report(document: dict) -> dict[str, Rows]:
     figures = document["sides"][STAGE]
-    rates = {kind: figures[f"{kind}_tokens_per_second"]["median"] for kind in LABELS}
+    names = labels(document["sizes"])
+    rates = {kind: figures[f"{kind}_tokens_per_second"]["median"] for kind in names}
     rows = [["requests", "output tokens/s", "share, in turn"]]
     for kind, of in (("off", None), ("none", "off"), ("adapters", "none")):
         shared = ""
         if of:
             shares = sorted(mine / other for mine, other in zip(rates[kind], rates[of], strict=True))
             shared = f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})"
-        rows.append([LABELS[kind].replace("\n", " "), plots.short(statistics.median(rates[kind])), shared])
+        rows.append([names[kind].replace("\n", " "), plots.short(statistics.median(rates[kind])), shared])
     return {"throughput": rows}
 
 

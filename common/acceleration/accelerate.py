@@ -66,7 +66,8 @@ def make_engine(
                 most = max(most, VERIFIED) if "draft" in parameters else most
                 # "auto" may mean the bundled draft model, which is small.
                 models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2
-                reserved += graph_bytes(loaded.config, loaded.dtype, most, models + bool(adapters))
+                models += 2 * bool(adapters)  # while one is loaded, graphs with it and without it
+                reserved += graph_bytes(loaded.config, loaded.dtype, most, models)
             loaded = replace(loaded, reserved_bytes=reserved)
         if "token_budget" in parameters and options.get("token_budget") is None:
             max_running = options.get("max_running") or parameters["max_running"].default

@@ -16,6 +16,7 @@ from torch import Tensor
 from .numba_basics import FAST, array, f4, kernel, narrow, widen
 
 TILE = 8  # rows, at most
+COUNTS = (1,)  # of tiles, which are compiled differently
 
 
 @njit(fastmath=FAST, error_model="numpy")

@@ -1,9 +1,9 @@
 """The narrow products of adapters (../lora.py) on a GPU: two launches for a layer, after Punica and S-LoRA.
 
 The first multiplies each tile, some rows with the same adapter, with its A, and the second multiplies what that gives
-with B and adds it to the rows. A few tiles do not fill a GPU, so each program of the first takes SPAN of a row's inputs
-(split K). Between the two lie as many sums of each row as there are spans, times the rank. The second adds them up in
-the order of the inputs, and rounds to the tensors' type, as a product of PyTorch's would be.
+with B and adds it to the rows. A few tiles do not fill a GPU, so there each program of the first takes SPAN of a row's
+inputs (split K). Between the two lie as many sums of each row as there are spans, times the rank. The second adds them
+up in the order of the inputs, and rounds to the tensors' type, as a product of PyTorch's would be.
 """
 
 import torch
@@ -14,7 +14,8 @@ from torch import Tensor
 from .triton_launch import interpreted
 
 TILE = 16  # rows, at most: a product on a tensor core has no fewer
-SPAN = 512  # inputs of a program of the first
+SPAN, MANY_TILES = 512, 128  # inputs of a program of the first, if there are fewer tiles
+COUNTS = (1, MANY_TILES)  # of tiles, which are compiled differently
 MAX_BYTES = 2**15  # bytes of weights that a program loads at once
 
 
@@ -34,7 +35,9 @@ def shrink_kernel(
     DOT: tl.constexpr,
 ):  # fmt: skip
     """One program per tile and span of inputs: narrow[span, place of count, rank] = x[order[place], inputs of the span]
-    times lora_a[adapter, rank, those inputs]."""
+    times lora_a[adapter, rank, those inputs]. A tile of a graph may have no rows."""
+    if tl.load(tiles + 3 * tl.program_id(0)) >= tl.load(tiles + 3 * tl.program_id(0) + 1):
+        return
     adapter, places, inside, rows = tile_of(tiles, order, TILE)
     ranks = tl.arange(0, BLOCK_R)
     total = tl.zeros([TILE, BLOCK_R], tl.float32)
@@ -56,6 +59,8 @@ def expand_kernel(
 ):  # fmt: skip
     """One program per tile and BLOCK_N columns: y[order[place], OUTS] += the sum over the spans of narrow[span, place]
     times lora_b[adapter]."""
+    if tl.load(tiles + 3 * tl.program_id(0)) >= tl.load(tiles + 3 * tl.program_id(0) + 1):
+        return
     adapter, places, inside, rows = tile_of(tiles, order, TILE)
     ranks, columns = tl.arange(0, BLOCK_R), tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     each = tl.zeros([TILE, BLOCK_R], tl.float32)
@@ -73,13 +78,14 @@ def expand_kernel(
 def add_lora(x: Tensor, y: Tensor, lora_a: Tensor, lora_b: Tensor, spans: Tensor, order: Tensor, tiles: Tensor) -> None:
     """As `numba_adapters.add_lora`; spans are not used."""
     (_, rank, ins), outs, count = lora_a.shape, lora_b.shape[2], len(order)
-    splits = triton.cdiv(ins, SPAN)
+    span = SPAN if len(tiles) < MANY_TILES else ins
+    splits = triton.cdiv(ins, span)
     narrow = torch.empty(splits, count, rank, device=x.device)
     # Triton's interpreter cannot multiply bfloat16.
     dot = tl.float32 if interpreted() else getattr(tl, str(x.dtype).removeprefix("torch."))
     block = max(16, triton.next_power_of_2(rank))
     most = min(128, MAX_BYTES // (block * x.element_size()))
-    shrink = x, lora_a, narrow, order, tiles, count, rank, ins, SPAN, TILE, block, most, dot
+    shrink = x, lora_a, narrow, order, tiles, count, rank, ins, span, TILE, block, most, dot
     expand = narrow, lora_b, y, order, tiles, count, rank, outs, splits, TILE, block, most, dot
     shrink_kernel[(len(tiles), splits)](*shrink)
     expand_kernel[(len(tiles), triton.cdiv(outs, most))](*expand)

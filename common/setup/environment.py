@@ -90,17 +90,6 @@ def make_venv(venv: Path) -> Path:
     return python_of(venv)
 
 
-def variables_of(venv: Path) -> dict[str, str]:
-    """Return the variables with which a process of .venv keeps the modules that it compiles.
-
-    Where PYTHONDONTWRITEBYTECODE is set, as in many images of containers, each process would compile torch and
-    transformers again, for more than a second. It keeps its promise all the same: nothing is written beside a source.
-    """
-    if not os.environ.get("PYTHONDONTWRITEBYTECODE") or os.environ.get("COURSE_NO_VENV") == "1":
-        return {}
-    return {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(venv / "compiled")}
-
-
 def install(venv: Path, *arguments: str, advice: str = ADVICE, environment: Mapping[str, str] | None = None) -> None:
     """Have pip install into .venv. Python compiles a module when it is first imported; all would take pip a minute."""
     run_pip([str(python_of(venv)), "-m", "pip", "install", "--no-compile", *arguments], advice, environment)

@@ -1,17 +1,13 @@
 """Benchmarks of a real model: which sizes they take, which texts they send, and what their titles claim."""
 
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from common.bench.harness import spread
 from common.bench.settings import Settings
 from common.bench.suite import Suite
 from common.bench.workloads import mixed_length_jobs, mixed_pages, page_prompt
-
-SEVEN, EIGHT = (import_module(f"{stage}.benchmark") for stage in ("07_speculative", "08_disaggregated"))
 
 
 @pytest.mark.parametrize(
@@ -37,17 +33,3 @@ def test_no_prefix_cache_takes_prompts_for_each_other(loaded):
     jobs, others = mixed_pages(loaded, 9), mixed_length_jobs(9)
     assert [(len(job.prompt), job.max_tokens) for job in jobs] == [(len(job.prompt), job.max_tokens) for job in others]
     assert max(page_prompt(replace(loaded, tokenizer=None), 99)) > 1000, "without a tokenizer, any tokens"
-
-
-def test_the_title_says_at_which_rates_it_is_true():
-    """In every repeat; at a rate where one of them disagrees, nothing is claimed."""
-
-    def message(*repeats: list) -> str:
-        document = {"sizes": {"rates": [0, 0.5, 1, 2]}, "figures": {"replicas_p99_ratio": spread(list(repeats))}}
-        return EIGHT.message_of(document)
-
-    assert message([9, 0.5, 4, 6], [9, 2, 4, 8]) == (
-        "A decode worker's p99 gap is 14 to 25 % of the replicas', from 1/s on"
-    )
-    assert message([9, 2, 1, 3]).endswith("33 to 50 % of the replicas', at 0.5 and 2/s")
-    assert "no shorter gaps" in message([9, 1, 1, 1])

@@ -5,14 +5,12 @@ import pytest
 from beyond.any_model.benchmark import BENCHMARK as ANY_MODEL
 from beyond.quantisation.benchmark import BENCHMARK as QUANTISATION
 from beyond.structured.benchmark import BENCHMARK as STRUCTURED
-from common.bench import tables
 from common.bench.__main__ import course_benchmarks
 from common.bench.description import holds
 from common.bench.experiments.peers import BENCHMARK as PEERS
 from common.bench.harness import spread
 from common.bench.tables import MACHINE, committed, main
 from common.serving.benchmark import BENCHMARK as SERVING
-from common.stages import stage_folders
 
 BENCHMARKS = [*course_benchmarks(), SERVING, PEERS, STRUCTURED, ANY_MODEL, QUANTISATION]
 CLAIMS = [
@@ -47,9 +45,3 @@ def test_a_claim_is_about_every_repeat_and_each_place_of_a_curve(figure, bounds,
     now, before = {"ms": spread([[1, 4], [2, 3]])}, {"ms": spread([[1, 2], [1, 2]]), "once": spread([10, 10])}
     document = {"order": [[], []], "sides": {"now": now, "before": before}}
     assert holds({"figures": [figure]} | bounds, document) == true
-
-
-def test_rows_that_stand_below_each_other_did_the_same_work():
-    for stage in stage_folders()[:7]:
-        ours, real = (committed(f"{stage.name}.benchmark", name) for name in tables.SAME_WORK.values())
-        assert ours["sizes"] == real["sizes"] and ours["hardware"]["cpu"] == real["hardware"]["cpu"]

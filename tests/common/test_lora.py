@@ -120,7 +120,7 @@ def test_other_weights_and_kernels(folders, documents, expect, how):
     loaded, names = load_model(dtype="float32", **how), (None, "a1", "a2", "a6")
     engine = make_engine(load_engine("06"), loaded, loras=folders, max_running=4)
     assert answers(engine, documents, names) == expect(loaded, names)
-    if loaded.device.type == "cuda":
+    if loaded.device.type == "cuda" and engine.lora.kernels:
         engine.lora.unload("a0", {})
         assert answers(engine, documents, names) == expect(loaded, names) and engine.lora.adapted.replayed
 

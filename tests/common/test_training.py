@@ -54,28 +54,6 @@ def test_only_the_assistant_and_plain_documents_count(tokenizer):
     assert all(turn in unsaid for turn in ("Copy: harp orbit", "Again: x", "Be kind.", "Hi<"))
 
 
-@pytest.mark.parametrize("number", (1, 2))
-def test_a_run_that_was_stopped_ends_with_the_same_weights(start, number):
-    whole = start(number, "whole")
-    whole.train(snapshot_every=100)
-    first = start(number, "parts")
-    loss = first.loss
-
-    def stopped_in_the_third_step(rows, teacher=None):
-        if first.step == 2:
-            first.stop()  # as SIGTERM does
-        return loss(rows, teacher)
-
-    first.loss = stopped_in_the_third_step
-    first.train(snapshot_every=100)
-    second = start(number, "parts")
-    assert second.step == 3
-    second.train(snapshot_every=2)
-    assert second.step == whole.step == 6 and second.tokens == whole.tokens == 6 * 128
-    for a, b in zip(whole.model.parameters(), second.model.parameters(), strict=True):
-        assert torch.equal(a, b)
-
-
 def test_a_draft_learns_the_distribution_of_its_teacher(start, tokenizer):
     training = start(2, "taught")
     rows = [next(packed_rows(tokenizer, "held-out", 64, 0))[0]]

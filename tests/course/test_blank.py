@@ -37,15 +37,3 @@ def test_the_list_has_every_task_in_the_order_of_the_lesson_and_its_milestone(st
     headings = [line for line in text.splitlines() if line.startswith("### ")]
     assert headings == [f"### {task.number}. `{task.name}`" for task in tasks]
     assert " ".join(text.split()).count("Checked by milestone ") == len(tasks)
-
-
-def test_a_task_has_its_signature_first_sentence_size_and_reason_and_what_it_has_to_call():
-    text = task_list(STAGES[4])
-    entry = " ".join(text[text.index("`Batch.__init__`") : text.index("## kv_cache.py")].split())
-    assert "def __init__(self, chunks: list[Chunk], device: torch.device):" in entry
-    assert "Lay chunks end to end in their order; `schedule` puts decodes first, for kernels of one query." in entry
-    assert "lines in the reference" in entry
-    assert f"(../../{STAGES[3].name}/batch.py#L" in entry and "`to_device`, `PagedBatch.pack`." in entry
-    assert "*Why:* A token lies where the page table says" in entry
-    chunk = "It calls `self.price.most`, `Chunk`, `sequence.request.token_ids_between`."
-    assert chunk in " ".join(task_list(STAGES[3]).split()), "also what is defined elsewhere"

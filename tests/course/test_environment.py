@@ -95,19 +95,6 @@ def test_a_python_without_venv_says_what_to_install(root, machine):
         environment.prepare_environment(root)
 
 
-def test_compiled_modules_are_kept_in_the_environment(tmp_path, monkeypatch):
-    """Also where PYTHONDONTWRITEBYTECODE is set, and then nothing is written beside a source."""
-    program = tmp_path / "program.py"
-    program.write_text("import imported")
-    (tmp_path / "imported.py").touch()
-    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
-    monkeypatch.delenv("COURSE_NO_VENV", raising=False)
-    variables = {**os.environ, **environment.variables_of(tmp_path / ".venv")}
-    subprocess.run([sys.executable, str(program)], env=variables, check=True)
-    assert [path.parent.name for path in (tmp_path / ".venv").rglob("imported*.pyc")] == [tmp_path.name]
-    assert not list(tmp_path.glob("__pycache__"))
-
-
 # ---- Kits: with real pip, and wheels of a few lines ----
 
 
@@ -208,30 +195,3 @@ def test_a_course_is_set_up_from_its_kit_while_no_index_can_be_reached(index, tm
     assert demo()[0] == "beta gamma\n"
     (tree / "requirements.txt").write_text("beta\n")
     assert f"{folder} was made for another requirements.txt." in demo()[1]
-
-
-# ---- What is said meanwhile ----
-
-SAID_BY_PIP = [
-    ("Looking in indexes: https://example.org/simple", "starting pip"),
-    ("Collecting torch==2.13.0 (from -r requirements.txt (line 2))", "choosing versions"),
-    ("  Downloading torch-2.13.0-cp312-none-any.whl.metadata (30 kB)", "choosing versions"),
-    ("Downloading https://example.org/torch-2.13.0-cp312-none-any.whl (190.2 MB)", "downloading torch (190.2 MB)"),
-    ("Saved ./kits/torch-2.13.0-cp312-none-any.whl", "saving torch"),
-    ("Installing collected packages: filelock, numpy, torch", "unpacking, which takes about a minute"),
-]
-
-
-def test_what_pip_says_is_told_in_a_line():
-    lines = [line for line, _ in SAID_BY_PIP]
-    told = [environment.activity(lines[: count + 1]) for count in range(len(lines))]
-    assert told == [each for _, each in SAID_BY_PIP]
-
-
-def test_a_failing_pip_shows_its_last_lines_and_the_advice():
-    program = "for i in range(40): print('line', i)\nraise SystemExit('ERROR: no space left')"
-    with pytest.raises(SystemExit) as stop:
-        environment.run_pip([sys.executable, "-c", program], "What to do.")
-    *before, reason, advice = stop.value.code.splitlines()
-    assert (reason, advice) == ("ERROR: no space left", "What to do.")
-    assert "line 39" in before and "line 20" not in before

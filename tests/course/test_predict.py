@@ -12,7 +12,7 @@ import pytest
 from common.bench import plots, suite
 from common.bench.compare.sources import results_files
 from common.learn import predict
-from common.learn.questions import read_questions, result, table
+from common.learn.questions import read_questions, result
 from common.stages import stage_folders
 from tests.helpers.measured_here import measure_here, shrink_measurements
 
@@ -94,31 +94,6 @@ def answer_with(arithmetic: list, measured: list, guess: list | None = None, slo
     question |= {"measured": "measured", "arithmetic": "arithmetic", "less": "Low.", "more": "High.", **more}
     figures = {"arithmetic": arithmetic, "measured": measured, "reference_ms": [{"side": [1.0, slowest]}]}
     return result(question, figures, guess)
-
-
-def test_the_table_has_a_row_for_each_number_and_says_why_they_differ():
-    questions = [
-        answer_with([12_000.0, 1.0], [11_900.0, 1.0], [3.0, 1.0]),
-        answer_with([1.0, 2.0], [0.5, 3.0], x="tokens"),
-    ]
-    rows, _, text = table({"questions": questions, "reference_ms": [{"a": [4.0, 4.8]}]}).partition("\n\n")
-    assert [row.split() for row in rows.splitlines()] == [
-        ["guess", "arithmetic", "measured"],
-        ["Cost", "(times)", "3", "12,000", "11,900"],
-        ["Cost", "(times)"],
-        ["2", "tokens", "-", "1", "0.5"],
-        ["8", "tokens", "-", "2", "3"],
-    ]
-    assert text.splitlines() == [
-        "The machine's speed changed by 20% meanwhile.",
-        "Arithmetic is right within 10% in 1 of 2, the guess in 0.",
-        "Cost: Arithmetic and measurement agree within 10%.",
-        "Cost: At 2 tokens it is less than arithmetic says, 0.5 against 1. Low.",
-    ]
-    unsteady = table({"questions": questions, "reference_ms": [{"a": [4.0, 10.0]}]})
-    assert (
-        "by 150% meanwhile.\nClose other programs, and measure again.\n" in unsteady and "within 10% in" not in unsteady
-    )
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ def plain(model: Transformer) -> Transformer:
     return made
 
 
-TILE = 4
+TILE, COUNTS = 4, ()
 
 
 def add_lora(x, y, lora_a, lora_b, spans, order, tiles) -> None:

@@ -19,7 +19,7 @@ COURSE_NO_VENV=1 it makes nothing and uses the Python that runs course.py.
 
 import sys
 
-if sys.version_info < (3, 10):  # noqa: UP036 (ruff assumes what is checked here). Down to 3.6 all of this file parses.
+if sys.version_info < (3, 10):  # noqa: UP036 (ruff assumes 3.10 or newer). Python 3.6 can parse all of this file.
     running = "{}.{}".format(*sys.version_info[:2])
     sys.exit(f"The course needs Python 3.10 or newer, and this is {running}: run it with a newer one.")
 
@@ -39,7 +39,7 @@ from common.terminal import READER_GONE, note, paint, run_to_end, show
 
 ROOT = Path(__file__).resolve().parent
 HELP = ("-h", "--help")
-NEEDING_NOTHING = ("start", "solve", "bug", "kit")  # run in this process, without the environment
+NEEDING_NOTHING = ("start", "solve", "bug", "kit")  # commands that run in this process, without .venv
 
 
 def pick_stage(wanted: str, root: Path) -> Path:
@@ -74,7 +74,7 @@ def show_help(stages: list[Path]) -> int:
 
 
 def show_verb(command: str, stages: list[Path], root: Path) -> int:
-    """Print what a command does, and its options as it has them itself."""
+    """Print what a command does, and the options that its own parser lists."""
     verb, first, last = VERBS[command], stages[0].name[:2], stages[-1].name[:2]
     print("usage: python3 course.py", *filter(None, (command, verb.stages, "[options]" * verb.parser)), end="\n\n")
     print(f"{verb.help[0].upper()}{verb.help[1:]}.", end="\n\n")
@@ -99,7 +99,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
     """
     variables = {**os.environ, **(environment or {})}
     child = subprocess.Popen(command, cwd=str(folder), env=variables)
-    signal.signal(signal.SIGTERM, lambda *_: child.terminate())  # a server must not outlive its door
+    signal.signal(signal.SIGTERM, lambda *_: child.terminate())  # A server must end with course.py.
     interrupted = False
     while child.returncode is None:
         try:
@@ -110,7 +110,7 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
         raise KeyboardInterrupt
     if child.returncode and reader_has_gone():
         return READER_GONE
-    return child.returncode if child.returncode >= 0 else 128 - child.returncode  # a signal, as shells count
+    return child.returncode if child.returncode >= 0 else 128 - child.returncode  # 128 + signal, as in shells
 
 
 def own_environment(stage: Path, root: Path) -> dict[str, str]:
@@ -130,7 +130,7 @@ def reader_has_gone() -> bool:
 
 
 def run_stages(stages: list[Path], script: str, arguments: list[str], root: Path) -> int:
-    """Run the same script of each stage that has it in turn, up to the first that fails, where the user is."""
+    """Run this script of each stage that has it, up to the first that fails, in the user's working directory."""
     stages = [stage for stage in stages if (stage / script).exists()]
     if not stages:
         sys.exit(f"There is nothing to run: no {script} was found.")
@@ -155,7 +155,7 @@ Command = Callable[[list[Path], list[str], Path], int]
 
 
 def bench(chosen: list[Path], arguments: list[str], root: Path) -> int:
-    if len(chosen) > 1:  # the whole course, into one file
+    if len(chosen) > 1:  # The whole course writes one results file.
         return module("common.bench")([], arguments, root)
     name = chosen[0].name
     if name not in [stage.name for stage in stage_folders(root)]:
@@ -173,14 +173,14 @@ def diff(chosen: list[Path], arguments: list[str], root: Path) -> int:
     if not before:
         print(f"{stage.name} is the first stage, so there is nothing to compare it with.")
         return 0
-    from common.learn.stage_diff import diff_stages  # which needs nothing but Python
+    from common.learn.stage_diff import diff_stages  # It needs nothing but Python.
 
     show(diff_stages(before[-1], stage))
     return 0
 
 
 def test(chosen: list[Path], arguments: list[str], root: Path) -> int:
-    """Run the whole suite, or with a stage in front what is about it alone, without processes under Ray.
+    """Run the whole suite; with a stage as first argument, only the tests about it, without processes under Ray.
 
     A learner's stage takes the place of the reference in all of these tests. The whole suite runs in two processes more
     than there are cores, up to six: two have the tests under Ray, which wait for most of the time. tests/conftest.py
@@ -212,7 +212,7 @@ def stages_main(mode: str) -> Command:
 def module(name: str) -> Command:
     """Return a command that runs `python -m name`, with the folders of the stages before the other arguments.
 
-    It runs where the user is: files that the arguments name are there, and not within the course.
+    It runs in the user's working directory: file names among the arguments are relative to it, not to the course.
     """
 
     def command(chosen: list[Path], arguments: list[str], root: Path) -> int:
@@ -224,14 +224,14 @@ def module(name: str) -> Command:
 
 
 def bare(name: str) -> Command:
-    """Return a command that calls `main([stage, ...])` of a module here, where nothing may be installed yet."""
+    """Return a command that calls `main([stage, ...])` of a module in this process, which may lack all packages."""
     return lambda chosen, arguments, root: importlib.import_module(name).main([*map(str, chosen), *arguments])
 
 
 class Verb(NamedTuple):
     """One command. `stages` is how the help shows its stages: "[STAGE]" one or all, "STAGE" one, "" none.
 
-    more: for its own help. parser: whether it then shows its options itself.
+    more: further text of the command's own help. parser: whether the command then lists its options itself.
     """
 
     stages: str
@@ -301,7 +301,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         chosen, rest = [pick_stage(rest[0], root)], rest[1:]
     elif verb.stages == "STAGE":
         sys.exit(f"`{command}` needs a stage: one of {list_names(stages)}.")
-    if verb.parser and rest[:1] and rest[0] in HELP and command != "bench":  # a stage's benchmark says it itself
+    if verb.parser and rest[:1] and rest[0] in HELP and command != "bench":  # A benchmark prints its own usage.
         print("usage: python3 course.py", command, arguments[1], "[options]", end="\n\n", flush=True)
     return verb.run(chosen, rest, root)
 

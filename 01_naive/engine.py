@@ -44,7 +44,7 @@ class Engine(BaseEngine):
         positions = torch.arange(len(token_ids), device=self.device)
         record.work(request.request_id, "recompute", len(token_ids))
         hidden = self.model(token_ids, positions, causal_attention)  # [S, hidden_size]
-        # Every row could be scored, but only the last one tells a token that is not known yet.
+        # Each row predicts the token after it. Only the token after the last row is not known yet.
         return self.draw([request], self.model.logits(hidden[-1:]))
 
     def commit(self, request: Request, drawn: SamplerOutput) -> list[Request]:

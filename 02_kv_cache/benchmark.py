@@ -66,7 +66,7 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     calibration = lengths.index(calibration_length)
     flops_per_ms = step_flops(config, calibration_length) / naive["ms_per_token"][calibration]
     bytes_per_ms = decode_bytes(config, calibration_length, dtype) / cached["ms_per_token"][calibration]
-    answer = range(sizes["prompt"], sizes["prompt"] + sizes["compared_answer"])  # the tokens before each of its tokens
+    answer = range(sizes["prompt"], sizes["prompt"] + sizes["compared_answer"])  # tokens before each answer token
     return {
         "predicted_naive_answer_ms": sum(step_flops(config, past) for past in answer) / flops_per_ms,
         "predicted_cached_answer_ms": sum(decode_bytes(config, past, dtype) for past in answer) / bytes_per_ms,

@@ -13,7 +13,7 @@ from common.sampling import SamplingParams
 
 from .engine import Engine
 
-TEMPERATURE = 0.6  # answers of small models differ there, and still make sense
+TEMPERATURE = 0.6  # Small models' answers differ at this temperature, and still make sense.
 
 
 def demo(engine: Engine, loaded: Loaded) -> None:

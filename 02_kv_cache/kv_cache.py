@@ -16,7 +16,7 @@ class KVCache:
 
     def __init__(self, config: ModelConfig, capacity: int, device: torch.device, dtype: torch.dtype):
         shape = (config.num_layers, config.num_kv_heads, capacity, config.head_dim)
-        # Allocated once for the longest the sequence can become: appending would copy the cache for every token.
+        # Allocated once, for the longest possible sequence: appending would copy the cache for every token.
         self.k = torch.empty(shape, device=device, dtype=dtype)
         self.v = torch.empty(shape, device=device, dtype=dtype)
         self.capacity = capacity  # tokens there is room for

@@ -28,7 +28,7 @@ def create_app(engine: BaseEngine) -> Flask:
 
     @app.get("/health")
     def health():
-        # Without the lock, or a check of health would wait for an answer. `stats` changes nothing.
+        # No lock here: a health check must not wait for an answer, and `stats` changes nothing.
         return jsonify(status="ok", **engine.stats())
 
     @app.errorhandler(InvalidInput)

@@ -94,7 +94,7 @@ def draw(document: dict, png: Path) -> None:
         answers, first = sizes["answers"], now[FIRST]
         plots.line(alone, answers, sides[BEFORE][FIRST], BEFORE, "stage 02")
         plots.line(alone, answers, now[LAST], NOW, "stage 03,\nlast text", dashed=True)
-        plots.line(alone, answers, first, NOW, "_first text")  # whose label would lie on the axis
+        plots.line(alone, answers, first, NOW, "_first text")  # A label at its end would lie on the axis.
         plots.note(alone, answers[-1], first["max"][-1], "stage 03, first text", above=5, align="right", tint=tint)
         plots.doubling(latency, clients)
         plots.doubling(throughput, clients)

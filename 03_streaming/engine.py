@@ -1,8 +1,8 @@
 """Stage 03: the engine of stage 02, line for line.
 
-What is new stands around it: engine_thread.py runs it on a thread of its own, server.py streams what it finds, and
-neither asks anything of the engine but the contract. Requests still run one at a time, and the benchmark shows what
-that means for the request that comes last.
+The new parts stand around it: engine_thread.py runs it on a thread of its own, and server.py streams its tokens. Both
+use only the engine's contract. Requests still run one at a time, and the benchmark shows what that means for the
+request that comes last.
 """
 
 import torch
@@ -40,7 +40,7 @@ class Engine(BaseEngine):
 
     def run(self, request: Request, record: StepRecord) -> SamplerOutput:
         """Run the tokens of the sequence that the cache lacks through the model and draw its next token."""
-        # Only tokens that have not been run yet are run. Before there is output that is the prompt.
+        # Run only the tokens that have not been run yet: first the whole prompt, then one token at a time.
         if request.token_ids:
             phase, new_token_ids = "decode", request.token_ids[-1:]
         else:
@@ -49,13 +49,13 @@ class Engine(BaseEngine):
         if cache is None:
             capacity = len(request.prompt_token_ids) + request.max_tokens
             cache = self.caches[request.request_id] = KVCache(self.config, capacity, self.device, self.dtype)
-        cache.length = request.num_tokens - len(new_token_ids)  # set anew: an interrupted step may have left another
+        cache.length = request.num_tokens - len(new_token_ids)  # An interrupted step may have left another length.
         token_ids = torch.tensor(new_token_ids, device=self.device)  # [N]
         positions = torch.arange(cache.length, cache.length + len(token_ids), device=self.device)
         record.work(request.request_id, phase, len(token_ids))
         hidden = self.model(token_ids, positions, cache.attend)  # [N, hidden_size]
         cache.length += len(token_ids)
-        # Every row could be scored, but only the last one tells a token that is not known yet.
+        # Each row predicts the token after it. Only the token after the last row is not known yet.
         return self.draw([request], self.model.logits(hidden[-1:]))
 
     def commit(self, request: Request, drawn: SamplerOutput) -> list[Request]:

@@ -27,7 +27,7 @@ class Batch:
             token_ids += chunk.token_ids
             positions += range(chunk.start, chunk.start + count)
             slots += [chunk.sequence.slot] * count
-            # A piece of a prompt that is not its end has scored nothing of use.
+            # Inside a prompt the next token is known: only a chunk that completes its sequence is scored.
             if chunk.completes:
                 logits_rows.append(len(token_ids) - 1)
         self.token_ids, self.positions, self.slots = to_device([token_ids, positions, slots], torch.int64, device)

@@ -77,7 +77,7 @@ def slots(loaded: Loaded, count: int, token_budget: int) -> BaseEngine:
 def sweep(engine: BaseEngine, sizes: dict) -> Figures:
     """Return a value for each number of clients."""
     figures: Figures = {}
-    most = max(sizes["clients"])  # a warm-up at full load: the first use of memory, of all slots, costs time
+    most = max(sizes["clients"])  # warm-up with all slots: the first use of memory costs time
     engine_load(engine, corpus_jobs(engine.tokenizer, most, most_tokens=sizes["most_tokens"]), concurrency=most)
     for clients in sizes["clients"]:
         count = max(sizes["least_requests"], sizes["requests_each"] * clients)
@@ -131,8 +131,8 @@ def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], lis
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     clients, now = sizes["clients"], measured[NOW]
     token = now["prefill_ms_per_token"]
-    rows = now["rows_per_output_token"]  # a client's own, and its share of the prompt
-    added = [(n - 1) * token * each for n, each in zip(clients, rows, strict=True)]  # to a step, by all others
+    rows = now["rows_per_output_token"]  # the token's own row, and its share of the prompt's rows
+    added = [(n - 1) * token * each for n, each in zip(clients, rows, strict=True)]  # ms that the others add to a step
     alone, gap = 1e3 / now[RATE][0], now["itl_p50_ms"][0]  # ms for a token of a single client, with prompts and without
     most = sizes["decoding"] + sizes["arriving"][-1]
     longest = [min(budget, most) for budget in sizes["budgets"]]  # tokens in a step

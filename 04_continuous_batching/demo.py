@@ -15,7 +15,7 @@ from common.trace import Trace
 from .engine import Engine
 from .static_batching import StaticEngine
 
-MEMORY = "512M"  # for K and V of one engine: beside it is the command line's, which has taken what a GPU had left
+MEMORY = "512M"  # for K and V of one engine: the command's own engine has already taken what a GPU had left
 MARKS = {
     "prefill": "[yellow]▓[/yellow]",
     "decode": "[green]█[/green]",

@@ -41,7 +41,7 @@ class Engine(BaseEngine):
         kv_memory: int | str | None = None,
     ):
         super().__init__(loaded)
-        # NEW in 04: it is no longer the oldest request that runs, and there is one cache for all.
+        # NEW in 04: the scheduler chooses the requests that run, and all of them share one cache.
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         slots = min(max_running, slots_that_fit(loaded, budget))
         if slots < max_running:
@@ -55,7 +55,7 @@ class Engine(BaseEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Give every request that decodes one more token, and run a piece of the prompts of those that do not yet."""
+        """Give every decoding request one more token, and run pieces of the prompts of the others."""
         if not self.requests:
             return []
         with self.trace.step() as record:
@@ -91,7 +91,7 @@ class Engine(BaseEngine):
         self.scheduler.remove(request)
 
     def check(self) -> None:
-        """NEW in 04: Raise AssertionError if the scheduler's books do not balance."""
+        """NEW in 04: Raise AssertionError if the scheduler's bookkeeping is inconsistent."""
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:

@@ -61,11 +61,11 @@ class Scheduler:
     def __init__(self, max_running: int, token_budget: int):
         check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
-        self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
-        self.policy = None  # who comes first, if not who came first (common/policies.py)
+        self.price = ChunkPrice()  # A token costs 1. Where the budget is measured, attention costs something too.
+        self.policy = None  # None: first come, first served (common/policies.py)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
-        self.free_slots = list(range(max_running))  # a heap: the slots in use lie close together
+        self.free_slots = list(range(max_running))  # a heap: lowest slot first, so used slots lie close together
 
     def add(self, request: Request) -> None:
         """Queue a request behind those that wait."""
@@ -83,7 +83,7 @@ class Scheduler:
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
             chunks.append(self._chunk(sequence, budget))
             budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
-            if not chunks[-1].completes:  # what is left does not buy its next token
+            if not chunks[-1].completes:  # The rest of the budget is less than its next token costs.
                 break
         # Neighbouring slots are neighbours in the batch, so that one call of attention can take them.
         return sorted(chunks, key=lambda chunk: (len(chunk.token_ids) > 1, chunk.sequence.slot))

@@ -63,7 +63,7 @@ class StaticEngine(BaseEngine):
         batch = Batch(chunks, self.config.num_heads // self.config.num_kv_heads, self.device, self.dtype)
         hidden = self.model(batch.token_ids, batch.positions, self.cache.bind(batch))  # [N, hidden_size]
         width, running = len(chunks[0].token_ids), self.unfinished
-        rows = [s.slot * width + s.remaining - 1 for s in running]  # of each one's last token before the padding
+        rows = [s.slot * width + s.remaining - 1 for s in running]  # rows of the last tokens before the padding
         return self.draw([sequence.request for sequence in running], self.model.logits(hidden[rows]))
 
     def commit(self, drawn: SamplerOutput) -> list[Request]:

@@ -33,7 +33,7 @@ class Batch:
             query_lengths.append(count)
             lengths.append(chunk.start + count)
             tables.append(chunk.sequence.page_table.pages)
-            # A piece of a prompt that is not its end has scored nothing of use.
+            # Inside a prompt the next token is known: only a chunk that completes its sequence is scored.
             if chunk.completes:
                 logits_rows.append(len(token_ids) - 1)
         lists = [token_ids, positions, slot_mapping]

@@ -40,15 +40,16 @@ from common.model import ModelConfig
 from common.stages import load_engine
 
 BEFORE, NOW, PEER = "04_continuous_batching", "05_paged_attention", "transformers"
-PAGE = 16  # tokens, of the engine unless it is told otherwise
-TINTS = {"model": "#dfe4e8", "attention": "#8a97a3", "sampling": "#bcc6ce", "bookkeeping": "#4a5560"}  # no stage's
+PAGE = 16  # tokens: the engine's default page size
+# No stage has one of these colours.
+TINTS = {"model": "#dfe4e8", "attention": "#8a97a3", "sampling": "#bcc6ce", "bookkeeping": "#4a5560"}
 
 
 def measure_slots(settings: Settings, sizes: dict) -> Figures:
     loaded, engine_class = settings.load(sizes.get("context_length")), load_engine(BEFORE)
     figures = mixed(engine_class(loaded, max_running=sizes["slots"]), sizes)
     slot = loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
-    room = max(sizes["batches"]) * slot  # more than by default
+    room = max(sizes["batches"]) * slot  # bytes, more than the default: the largest batch needs a slot for each request
     return figures | profile(engine_class, loaded, sizes, kv_memory=room)
 
 
@@ -113,8 +114,9 @@ def floors(loaded: Loaded, sizes: dict) -> list[float]:
 
 def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
     slots, pages = measured[BEFORE], measured[NOW]
-    tokens, lost = pages["tokens_per_request"], [(size - 1) / 2 for size in sizes["page_sizes"]]  # of the last page
-    context = min(config.context_length, sizes.get("context_length", config.context_length))  # of a slot
+    # A request loses half of its last page, on average.
+    tokens, lost = pages["tokens_per_request"], [(size - 1) / 2 for size in sizes["page_sizes"]]
+    context = min(config.context_length, sizes.get("context_length", config.context_length))  # tokens of a slot
     running = min(sizes["requests"], sizes["slots"] * context / (tokens + (PAGE - 1) / 2))
     before, now = (partial(numpy.interp, xp=sizes["batches"], fp=side["step_total_ms"]) for side in (slots, pages))
     return {

@@ -35,7 +35,7 @@ class Engine(BaseEngine):
     def __init__(
         self,
         loaded: Loaded,
-        max_running: int = 64,  # NEW in 05: where 32 slots took all memory, pages leave room for more
+        max_running: int = 64,  # NEW in 05: twice the 32 of stage 04, since pages leave room for more requests
         token_budget: int = 256,
         kv_memory: int | str | None = None,
         page_size: int = 16,
@@ -61,7 +61,7 @@ class Engine(BaseEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Give every request that decodes one more token, and run a piece of the prompts of those that do not yet."""
+        """Give every decoding request one more token, and run pieces of the prompts of the others."""
         if not self.requests:
             return []
         with self.trace.step() as record:
@@ -99,7 +99,7 @@ class Engine(BaseEngine):
         self.scheduler.remove(request)
 
     def check(self) -> None:
-        """Raise AssertionError if the scheduler's books do not balance."""
+        """Raise AssertionError if the scheduler's bookkeeping is inconsistent."""
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:

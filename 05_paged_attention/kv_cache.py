@@ -36,7 +36,7 @@ class BoundCache(NamedTuple):
 
     cache: KVCache
     batch: PagedBatch
-    plan: Any  # of the attention backend
+    plan: Any  # what the backend's `prepare` returned for the batch
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store what is new, then attend to all there is. q is [N, H, D], k, v are [N, H_kv, D]; returns [N, H, D]."""

@@ -1,9 +1,9 @@
 """NEW in 05: pages, their owners, and where a token's K and V lie.
 
-An operating system gives a process memory in pages of fixed size, when it touches them, from wherever there is one,
-and a page table makes them look like one piece. PagedAttention (Kwon et al., 2023) does the same for keys and values: a
-page holds those of a few tokens. Nothing is reserved that is not used, but for the rest of the last page, and since all
-pages are alike, memory cannot become fragmented: any free page will do for any request.
+An operating system gives a process memory in pages of fixed size, when the process first touches them. They may lie
+anywhere, and a page table makes them look like one piece. PagedAttention (Kwon et al., 2023) does the same for keys and
+values: a page holds those of a few tokens. Only the rest of the last page is reserved but not used. And since all pages
+are alike, memory cannot become fragmented: any free page will do for any request.
 """
 
 from array import array
@@ -16,7 +16,7 @@ class PageTable:
 
     def __init__(self, page_size: int):
         self.page_size = page_size
-        self.pages = array("i")  # int32, which a batch copies as it is; it grows by `append` and `extend`
+        self.pages = array("i")  # int32: a batch copies it as it is. It grows by `append` and `extend`.
 
     @property
     def capacity(self) -> int:

@@ -69,13 +69,13 @@ class Scheduler:
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int):
         check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
-        self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
-        self.policy = None  # who comes first, if not who came first (common/policies.py)
+        self.price = ChunkPrice()  # A token costs 1. Where the budget is measured, attention costs something too.
+        self.policy = None  # None: first come, first served (common/policies.py)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
-        self.tiers = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
-        self.preemptions = 0  # ever
+        self.tiers = None  # None: pages that find no room are dropped (common/kv_tiers.py)
+        self.preemptions = 0  # since the start
 
     def add(self, request: Request) -> None:
         """Queue a request behind the others; raise InvalidInput if the pool cannot hold its prompt and max_tokens."""
@@ -88,7 +88,7 @@ class Scheduler:
             self.running, self.waiting = self.policy.order(self.running, self.waiting)
             if len(self.running) == self.max_running and self.policy.makes_room(self.running, self.waiting):
                 self._preempt()
-                self.waiting[0], self.waiting[1] = self.waiting[1], self.waiting[0]  # behind the one it makes room for
+                self.waiting[0], self.waiting[1] = self.waiting[1], self.waiting[0]  # The preempted one goes second.
         # Decodes come first: each is one token, and a client is reading along.
         chunks = []
         for sequence in list(self.running.values()):
@@ -101,7 +101,7 @@ class Scheduler:
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
             chunks.append(self._chunk(sequence, budget))
             budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
-            if not chunks[-1].completes:  # what is left does not buy its next token
+            if not chunks[-1].completes:  # The rest of the budget is less than its next token costs.
                 break
         return chunks
 
@@ -141,7 +141,7 @@ class Scheduler:
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:
-        """NEW in 05: Take pages for all tokens of a request; None if the others would then lack one each to grow."""
+        """NEW in 05: Take pages for all tokens of a request; None unless a page for each of the others stays free."""
         if self.allocator.pages_for(request.num_tokens) + len(self.running) > len(self.allocator.free):
             return None
         table = PageTable(self.allocator.page_size)

@@ -42,7 +42,7 @@ BEFORE, NOW = "05_paged_attention", "06_prefix_cache"
 def measure(stage: str, settings: Settings, sizes: dict) -> Figures:
     loaded = settings.load()
     figures = shared_prompts(stage, loaded, sizes) | conversation(stage, loaded, sizes)
-    if stage == NOW:  # the stage before finds nothing under any pressure
+    if stage == NOW:  # Stage 05 caches nothing, and the first of these measures both stages.
         figures |= alternating_ttft(loaded, sizes) | pressure(loaded, sizes)
     return figures
 
@@ -50,8 +50,8 @@ def measure(stage: str, settings: Settings, sizes: dict) -> Figures:
 def new_engine(stage: str, loaded: Loaded, sizes: dict, tokens: int) -> BaseEngine:
     """Return an empty engine that is warm, with memory for `tokens` tokens.
 
-    Memory that is used for the first time is slow, and only stage 06, which keeps what it has computed, would come to
-    new memory again and again: so all of it is touched.
+    Memory is slow when it is used for the first time. Only stage 06 keeps what it has computed, so only it would come
+    to new memory again and again. So all memory is touched here.
     """
     memory = tokens * loaded.config.kv_bytes_per_token(loaded.dtype)
     engine = engine_of(stage, loaded, token_budget=sizes["token_budget"], kv_memory=memory)
@@ -75,7 +75,7 @@ def shared_prompts(stage: str, loaded: Loaded, sizes: dict) -> Figures:
 
 
 def places(jobs: Sequence[Job]) -> int:
-    """Return the tokens of all of them together, with room for a page of each that is not full, and for the warm-up."""
+    """Return how many tokens all jobs take together, with one more page for each, and 1,000 tokens for the warm-up."""
     return 1000 + sum(len(job.prompt) + job.max_tokens + 16 for job in jobs)
 
 

@@ -16,8 +16,8 @@ from common.sampling import SamplingParams
 from .engine import Engine
 from .prefix_tree import Node
 
-ENTRIES = 60  # of the price list
-MEMORY = "512M"  # for K and V of one engine: beside it is the command line's, which has taken what a GPU had left
+ENTRIES = 60  # lines of the price list
+MEMORY = "512M"  # for K and V of one engine: the command's own engine has already taken what a GPU had left
 WORDS_OF_LESSON = 1000
 LOOK_AT = "the tokens that are cached, and the time to the first token"
 

@@ -1,6 +1,6 @@
 """Stage 06: prefix caching. Requests that begin alike share the pages of their beginning, now and later.
 
-A system prompt, a few examples, the conversation so far: most of what a server is sent it has been sent before. K and V
+A system prompt, a few examples, the conversation so far: most of what a server receives it has received before. K and V
 of a token depend only on the tokens up to it, so what has been computed for one request serves every other one with the
 same beginning. prefix_tree.py keeps full pages in a tree, where scheduler.py finds them; when memory runs out, it gives
 up the least recently used.
@@ -35,7 +35,7 @@ class Engine(BaseEngine):
     def __init__(
         self,
         loaded: Loaded,
-        max_running: int = 64,  # where 32 slots took all memory, pages leave room for more
+        max_running: int = 64,  # twice the 32 of stage 04, since pages leave room for more requests
         token_budget: int = 256,
         kv_memory: int | str | None = None,
         page_size: int = 16,
@@ -61,7 +61,7 @@ class Engine(BaseEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Give every request that decodes one more token, and run a piece of the prompts of those that do not yet."""
+        """Give every decoding request one more token, and run pieces of the prompts of the others."""
         if not self.requests:
             return []
         with self.trace.step() as record:
@@ -100,7 +100,7 @@ class Engine(BaseEngine):
         self.scheduler.remove(request)
 
     def check(self) -> None:
-        """Raise AssertionError if the scheduler's books do not balance."""
+        """Raise AssertionError if the scheduler's bookkeeping is inconsistent."""
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:
@@ -111,7 +111,7 @@ class Engine(BaseEngine):
         """
         running = self.scheduler.running.values()
         tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
-        in_tree = (tree.size - len(tree.unused)) * page_size  # NEW in 06: in use, each page once
+        in_tree = (tree.size - len(tree.unused)) * page_size  # NEW in 06: tokens of the pages in use, each page once
         by_user = sum(len(sequence.page_table.path) * page_size for sequence in running)  # the same, once for each user
         used = sum(sequence.computed for sequence in running) - by_user + in_tree
         reserved = sum(sequence.page_table.capacity for sequence in running) - by_user + in_tree

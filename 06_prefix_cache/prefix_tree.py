@@ -33,7 +33,7 @@ class PrefixTree:
         self.root = Node(None, (), -1)
         self.unused: OrderedDict[Node, None] = OrderedDict()
         self.size = 0  # nodes, the root not counted
-        self.tiers = None  # where evicted pages go, if anywhere (common/kv_tiers.py)
+        self.tiers = None  # None: evicted pages are dropped (common/kv_tiers.py)
 
     def follow(self, path: list[Node], tokens: list[int]) -> Node | None:
         """Return the node with these tokens below a path from the root, with one more user; None if there is none."""
@@ -76,7 +76,7 @@ class PrefixTree:
         users = Counter(node for path in paths for node in path)
         order = {node: place for place, node in enumerate(self.unused)}
         nodes = list(self.root.children.values())
-        for node in nodes:  # which grows meanwhile
+        for node in nodes:  # The list grows while it is read.
             page, count, place = node.page, users[node], order.get(node, -1)  # -1: not in `unused`
             assert node.parent.children.get(node.tokens) is node, f"its parent does not find page {page} by its tokens"
             assert node.references == count, f"page {page} is on {count} paths, and counts {node.references} users"

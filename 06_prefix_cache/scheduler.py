@@ -75,14 +75,14 @@ class Scheduler:
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int):
         check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
-        self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
-        self.policy = None  # who comes first, if not who came first (common/policies.py)
+        self.price = ChunkPrice()  # A token costs 1. Where the budget is measured, attention costs something too.
+        self.policy = None  # None: first come, first served (common/policies.py)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
-        self.tiers = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
-        self.preemptions = 0  # ever
-        self.tokens_asked = self.tokens_hit = 0  # ever: of prompts, and of these found in the tree
+        self.tiers = None  # None: pages that find no room are dropped (common/kv_tiers.py)
+        self.preemptions = 0  # since the start
+        self.tokens_asked = self.tokens_hit = 0  # since the start: prompt tokens, and those found in the tree
 
     def add(self, request: Request) -> None:
         """Queue a request behind the others; raise InvalidInput if the pool cannot hold its prompt and max_tokens."""
@@ -95,7 +95,7 @@ class Scheduler:
             self.running, self.waiting = self.policy.order(self.running, self.waiting)
             if len(self.running) == self.max_running and self.policy.makes_room(self.running, self.waiting):
                 self._preempt()
-                self.waiting[0], self.waiting[1] = self.waiting[1], self.waiting[0]  # behind the one it makes room for
+                self.waiting[0], self.waiting[1] = self.waiting[1], self.waiting[0]  # The preempted one goes second.
         # Decodes come first: each is one token, and a client is reading along.
         chunks = []
         for sequence in list(self.running.values()):
@@ -108,7 +108,7 @@ class Scheduler:
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
             chunks.append(self._chunk(sequence, budget))
             budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
-            if not chunks[-1].completes:  # what is left does not buy its next token
+            if not chunks[-1].completes:  # The rest of the budget is less than its next token costs.
                 break
         return chunks
 
@@ -116,7 +116,7 @@ class Scheduler:
         """Count the tokens of a step as computed. Not before it is committed: a step may be interrupted."""
         for chunk in chunks:
             chunk.sequence.computed = chunk.start + len(chunk.token_ids)
-        self.cache_full_pages()  # NEW in 06: before they can be released
+        self.cache_full_pages()  # NEW in 06: now, before a request that has ended releases them
 
     def cache_full_pages(self) -> None:
         """NEW in 06: Put each full page that has been computed into the tree, or take over the copy that is there."""
@@ -155,7 +155,7 @@ class Scheduler:
         if (sequence := self._allocate(self.waiting[0])) is not None:
             request = self.waiting.popleft()
             self.running[request.request_id] = sequence
-            if not request.preempted:  # NEW in 06: otherwise it may have found pages of its own
+            if not request.preempted:  # NEW in 06: a preempted request may find its own pages: these are no hits
                 self.tokens_asked += request.num_tokens
                 self.tokens_hit += sequence.computed
                 request.cached_tokens = sequence.computed
@@ -164,7 +164,7 @@ class Scheduler:
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:
-        """Take pages for all tokens of a request; None if the others would then lack one each to grow."""
+        """Take pages for all tokens of a request; None unless a page for each of the others stays free."""
         # NEW in 06: first `_reuse`, then pages for the rest. If there is no room, release what was found.
         table = PageTable(self.allocator.page_size)
         sequence = Sequence(request, table)
@@ -179,7 +179,7 @@ class Scheduler:
     def _reuse(self, sequence: Sequence) -> None:
         """NEW in 06: Take over what other requests have computed, page by page, up to the first that is not there."""
         size, table = self.allocator.page_size, sequence.page_table
-        while sequence.remaining > size:  # a token remains to be computed behind it
+        while sequence.remaining > size:  # At least the last token must be computed: its logits are wanted.
             tokens = sequence.request.token_ids_between(sequence.computed, sequence.computed + size)
             node = self.allocator.tree.follow(table.path, tokens)
             if node is None:

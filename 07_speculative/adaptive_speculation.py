@@ -6,14 +6,14 @@ If a draft token is accepted with probability a, independently of the others, su
 
     1 + a + a^2 + ... + a^k        tokens for each request (Leviathan et al., 2023, equation 1)
 
-because the i-th draft token counts only if all before it do. The k with the most tokens a second is the best one. While
+because the i-th draft token counts only if all before it do. The k with the most tokens per second is best. While
 T grows slowly with n (memory-bound: the weights are read once, however many tokens use them) draft tokens are cheap; in
 a large batch each token costs its share of arithmetic, and the best k is 0. Requests differ in a, so they differ in k.
 
 T and t are measured when the engine starts (common/pass_times.py), a is estimated for each request from its own recent
 draft tokens. What the formula leaves out (caches that two models share, bookkeeping) is learned as a factor, from how
-long steps take with draft tokens and without. Steps in which either model reads a prompt teach neither: what that took
-is spent, and does not come again with the next draft.
+long steps take with draft tokens and without. Steps in which either model reads a prompt are left out: the time for
+that reading does not come again with the next draft.
 """
 
 import weakref
@@ -26,12 +26,12 @@ from common.pass_times import Costs
 
 from .speculation import MAX_DRAFT_TOKENS, Speculation
 
-KEEP = 0.9  # of what was seen, with each step: after ten steps a third of it counts
-KEEP_IDLE = 0.99  # with each step without draft tokens: a request that was given up is tried again, but not soon
+KEEP = 0.9  # Each step multiplies older counts by this: after ten steps a third of them is left.
+KEEP_IDLE = 0.99  # The same for a step without draft tokens: a request that was given up is tried again, but not soon.
 PRIOR_WEIGHT = 4.0  # weight of the average rate, in observed draft tokens
 FIRST_RATE = 0.7  # acceptance rate, before anything has been seen
-FIRST_SLOWNESS = 1.3  # of steps with draft tokens over their passes alone, before any has been timed
-MIN_GAIN = 1.05  # what draft tokens have to promise: estimates err, and what they bring by chance is soon lost again
+FIRST_SLOWNESS = 1.3  # seconds of a step with draft tokens / seconds of its passes, before any step was timed
+MIN_GAIN = 1.05  # Draft tokens must promise this gain: estimates err, and what chance brings is soon lost again.
 
 
 @dataclass
@@ -48,18 +48,18 @@ class Acceptance:
         self.judged = keep * self.judged + judged
 
     def rate(self, average: float) -> float:
-        """Return the acceptance rate, between 0 and 1; the average where there is no evidence, or only an old one."""
+        """Return the acceptance rate, between 0 and 1; close to `average` while there is little recent evidence."""
         return (self.accepted + PRIOR_WEIGHT * average) / (self.judged + PRIOR_WEIGHT)
 
 
 def best_counts(rates: list[float], costs: Costs, factor: float = 1.0) -> list[int]:
-    """Return the numbers of draft tokens that bring the most tokens a second, given the requests' acceptance rates.
+    """Return the numbers of draft tokens that bring the most tokens per second, given the requests' acceptance rates.
 
-    All are 0 if the best is hardly more than without. factor: how many times longer than by `costs` such a step takes.
+    All are 0 if drafts hardly pay. factor: how many times as long as by `costs` a step with draft tokens takes.
     """
     batch = len(rates)
     plain = costs.target(batch)
-    # A draft token takes a place in the pass, and must bring what this time would bring without it.
+    # A draft token lengthens the pass, and must bring at least what that time would bring without draft tokens.
     least = MIN_GAIN * factor * (costs.target(2 * batch) - plain) / plain
     accepted = numpy.array(rates)[:, None] ** numpy.arange(1, MAX_DRAFT_TOKENS + 1)  # probabilities, [B, depth]
     pays = accepted > least
@@ -84,14 +84,14 @@ class AdaptiveSpeculation(Speculation):
     def __init__(self, costs: Costs):
         super().__init__(MAX_DRAFT_TOKENS)
         self.costs = costs
-        # Of each running sequence, and gone with it.
+        # An entry for each running sequence: it disappears when its sequence does.
         self.acceptances: weakref.WeakKeyDictionary[Any, Acceptance] = weakref.WeakKeyDictionary()
         self.average = Acceptance()  # of all requests
-        # Of steps without and with draft tokens: real seconds / those by `costs`.
+        # Real seconds / seconds by `costs`, for steps without draft tokens (False) and with some (True).
         self.slowness = {False: 1.0, True: FIRST_SLOWNESS}
 
     def counts(self, sequences: list[Any]) -> list[int]:
-        """Return for each sequence the number of draft tokens that brings the most tokens a second in this batch."""
+        """Return for each sequence the number of draft tokens that brings the most tokens per second in this batch."""
         average = self.average.rate(FIRST_RATE)
         seen = [self.acceptances.get(sequence) for sequence in sequences]
         rates = [acceptance.rate(average) if acceptance else average for acceptance in seen]
@@ -104,9 +104,9 @@ class AdaptiveSpeculation(Speculation):
         self.average.learn(judged, accepted, keep=0.999)
 
     def record_step_time(self, seconds: float, counts: list[int]) -> None:
-        """Learn how many times longer than by `costs` steps of this kind take, with draft tokens or without."""
+        """Learn how many times as long as by `costs` steps of this kind take, with draft tokens or without."""
         kind, slowness = any(counts), self.slowness
-        times = min(seconds / self.costs.step(counts), 4.0)  # a disturbance that lasts longer is no part of a step
+        times = min(seconds / self.costs.step(counts), 4.0)  # A longer time is a disturbance, not the step's own.
         slowness[kind] += 0.05 * (times - slowness[kind])
-        # Nothing is learned about the other kind; it is tried again when what is known of it has been forgotten.
+        # What is known of the other kind fades meanwhile, so that it is tried again.
         slowness[not kind] += 0.002 * (slowness[kind] - slowness[not kind])

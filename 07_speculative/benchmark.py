@@ -86,7 +86,7 @@ def copies_in_batches(loaded: Loaded, sizes: dict, copies: Sequence[Mapping[str,
 
 
 def make_engine(stage: str, loaded: Loaded, options: dict) -> BaseEngine:
-    free_memory(loaded.device)  # of the engine before it
+    free_memory(loaded.device)  # The previous engine's memory must be free first.
     return engine_of(stage, loaded, kv_memory="1G", **options)
 
 
@@ -146,7 +146,7 @@ def curve(loaded: Loaded, sizes: dict) -> Figures:
     adaptive = make_engine(NOW, loaded, {"draft": "draft"})
     costs, predicted = adaptive.scheduler.speculation.costs, []
     for k in sizes["draft_tokens"]:
-        # Of the judged ones: those behind a rejected one are not judged.
+        # The rate counts judged tokens only: those behind a rejected token are not judged.
         share = acceptance_rate(runs[f"{k}"]["acceptance"] / 100, k)
         tokens = sum(share**i for i in range(k + 1))
         predicted.append(tokens * costs.target(1) / (costs.target(1 + k) + k * costs.draft(1)))
@@ -187,7 +187,7 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
 
 def headline(sizes: dict, side: Figures) -> dict[str, float]:
     before, drafting = sizes["engines"][:2]
-    if drafting == "lookup":  # to a real model's questions it has no answer
+    if drafting == "lookup":  # With a real model, lookup pays for copies and not for questions.
         return {name: side[f"{name}_copying_tokens_per_second"] for name in (before, drafting)}
     return {name: side[f"{name}_tokens_per_second"][0] for name in (before, drafting)}
 
@@ -259,11 +259,11 @@ def draw(document: dict, png: Path) -> None:
         "same process.\nPredicted: from the share of draft tokens accepted and from the time of a pass over n tokens, "
         "measured alone."
     )
-    tints = {"stage_06": BEFORE, "draft_model": NOW, "lookup": NOW}  # whose colour each has
+    tints = {"stage_06": BEFORE, "draft_model": NOW, "lookup": NOW}  # the stage whose colour each one has
     with plots.page(png, document, message, columns=3, remark=remark) as (speedup, lengths, copies):
         speedup.axhline(1, color=plots.REFERENCE, linewidth=1)
         for name in sizes["engines"][1:]:
-            figure, dashed = figures[f"{name}_speedup"], name == "lookup"  # which has the stage's colour, too
+            figure, dashed = figures[f"{name}_speedup"], name == "lookup"  # It has the draft model's colour.
             plots.line(speedup, sizes["batches"], figure, tints.get(name, name), label(name), dashed=dashed)
         plots.doubling(speedup, sizes["batches"])
         plots.axes(speedup, "requests at once", "throughput over stage 06", "Questions")

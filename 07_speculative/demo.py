@@ -9,7 +9,7 @@ from common.sampling import SamplingParams
 
 from .engine import Engine
 
-MEMORY = "512M"  # for K and V of one engine: beside it is the command line's, which has taken what a GPU had left
+MEMORY = "512M"  # for K and V of one engine: the command's own engine has already taken what a GPU had left
 DRAFTED, OWN = "green", "bold yellow"
 
 
@@ -33,7 +33,7 @@ def compare(loaded: Loaded, question: str, draft: str, longest: int) -> list[Req
         Engine(loaded, kv_memory=MEMORY, **options) for options in ({"draft": draft}, {"num_draft_tokens": 0})
     )
     for engine in (drafting, plain):
-        engine.generate([prompt[:-1]], SamplingParams(max_tokens=8))  # warm, or the first one is slow
+        engine.generate([prompt[:-1]], SamplingParams(max_tokens=8))  # warm-up: an engine's first request is slow
     before = drafting.stats()
     request, text = run_coloured(drafting, prompt, params)
     console.print(f"  {text}\n")

@@ -1,7 +1,7 @@
 """Stage 07: speculative decoding. A drafter drafts the next few tokens, and the model verifies them all at once.
 
 Decode reads every weight for one token. To score a token and four more behind it takes hardly longer, since the weights
-are read once for all of them. What is missing is tokens to score: the next ones are what is being looked for. So they
+are read once for all of them. But the tokens to score would be the next ones, and those are not known yet. So they
 are drafted (drafter.py), run behind the newest token as if they were known, and kept as far as the model agrees
 (verification.py). How many to draft, and when none, is decided in speculation.py and adaptive_speculation.py.
 
@@ -45,7 +45,7 @@ class Engine(BaseEngine):
     def __init__(
         self,
         loaded: Loaded,
-        max_running: int = 64,  # where 32 slots took all memory, pages leave room for more
+        max_running: int = 64,  # twice the 32 of stage 04, since pages leave room for more requests
         token_budget: int = 256,
         kv_memory: int | str | None = None,
         page_size: int = 16,
@@ -92,7 +92,7 @@ class Engine(BaseEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Give every request that decodes a token or more, and run a piece of the prompts of those that do not yet."""
+        """Give every decoding request one token or more, and run pieces of the prompts of the others."""
         if not self.requests:
             return []
         with self.trace.step() as record:
@@ -104,7 +104,7 @@ class Engine(BaseEngine):
         """Choose tokens of many requests, as the scheduler decides, and record how many wait."""
         chunks = self.scheduler.schedule(self.drafter)
         self.drafter.draft(chunks)  # NEW in 07
-        chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # NEW in 07: for kernels of one query, such first
+        chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # NEW in 07: single tokens first, for kernels of one query
         for chunk in chunks:
             record.work(chunk.sequence.request.request_id, chunk.phase, chunk.num_tokens)
         record.counters["waiting"] = len(self.scheduler.waiting)
@@ -126,7 +126,7 @@ class Engine(BaseEngine):
         completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
         requests = self.append_tokens(completed, tokens)
         self.scheduler.count_computed(chunks)
-        # NEW in 07: steps in which no model read a prompt are timed; the trace counts draft tokens, and those accepted.
+        # NEW in 07: time the steps in which no model read a prompt. The trace counts drafted and accepted tokens.
         counts = [len(chunk.draft.token_ids) for chunk in chunks]
         if all(work.phase == "decode" for work in record.works) and not self.drafter.reads_prompts:
             self.scheduler.speculation.record_step_time(time.perf_counter() - record.start, counts)
@@ -140,7 +140,7 @@ class Engine(BaseEngine):
         self.scheduler.remove(request)
 
     def check(self) -> None:
-        """Raise AssertionError if the scheduler's books do not balance."""
+        """Raise AssertionError if the scheduler's bookkeeping is inconsistent."""
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:
@@ -151,7 +151,7 @@ class Engine(BaseEngine):
         """
         running = self.scheduler.running.values()
         tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
-        in_tree = (tree.size - len(tree.unused)) * page_size  # in use, each page once
+        in_tree = (tree.size - len(tree.unused)) * page_size  # tokens of the pages in use, each page once
         by_user = sum(len(sequence.page_table.path) * page_size for sequence in running)  # the same, once for each user
         used = sum(sequence.computed for sequence in running) - by_user + in_tree
         reserved = sum(sequence.page_table.capacity for sequence in running) - by_user + in_tree

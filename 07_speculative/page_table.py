@@ -15,7 +15,7 @@ class PageTable:
 
     def __init__(self, page_size: int):
         self.page_size = page_size
-        self.pages = array("i")  # int32, which a batch copies as it is; it grows by `append` and `extend`
+        self.pages = array("i")  # int32: a batch copies it as it is. It grows by `append` and `extend`.
         self.path: list[Node] = []  # the nodes of its first pages, those that are in the tree
 
     @property

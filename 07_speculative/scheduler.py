@@ -91,15 +91,15 @@ class Scheduler:
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int, speculation: Speculation):
         check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
-        self.price = ChunkPrice()  # counts tokens; where the budget is measured, attention too
-        self.policy = None  # who comes first, if not who came first (common/policies.py)
+        self.price = ChunkPrice()  # A token costs 1. Where the budget is measured, attention costs something too.
+        self.policy = None  # None: first come, first served (common/policies.py)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
-        self.tiers = None  # where pages go that find no room, if anywhere (common/kv_tiers.py)
+        self.tiers = None  # None: pages that find no room are dropped (common/kv_tiers.py)
         self.speculation = speculation
-        self.preemptions = 0  # ever
-        self.tokens_asked = self.tokens_hit = 0  # ever: of prompts, and of these found in the tree
+        self.preemptions = 0  # since the start
+        self.tokens_asked = self.tokens_hit = 0  # since the start: prompt tokens, and those found in the tree
 
     def add(self, request: Request) -> None:
         """Queue a request behind the others; raise InvalidInput if the pool cannot hold its prompt and max_tokens."""
@@ -115,7 +115,7 @@ class Scheduler:
             self.running, self.waiting = self.policy.order(self.running, self.waiting)
             if len(self.running) == self.max_running and self.policy.makes_room(self.running, self.waiting):
                 self._preempt()
-                self.waiting[0], self.waiting[1] = self.waiting[1], self.waiting[0]  # behind the one it makes room for
+                self.waiting[0], self.waiting[1] = self.waiting[1], self.waiting[0]  # The preempted one goes second.
         # Decodes come first: each is one token, and a client is reading along.
         chunks = []
         for sequence in list(self.running.values()):
@@ -130,12 +130,12 @@ class Scheduler:
         counts = self.speculation.counts([chunk.sequence for chunk in chunks])
         for chunk, count in zip(chunks, counts, strict=True):
             request = chunk.sequence.request
-            # The last token needs no draft.
+            # A pass gives one token besides the accepted ones, so the answer's last token needs no draft.
             chunk.room = min(count, int(for_drafts), request.max_tokens - len(request.token_ids) - 1)
         if drafter:
             drafter.prepare(chunks)  # lowers `room`: what cannot be drafted must not take budget from prompts
         for chunk in chunks:
-            token = self.price(chunk.start, 1)  # the price of its own token, which is paid already
+            token = self.price(chunk.start, 1)  # Its own token has been paid for already.
             affordable = self.price.most(chunk.start, token + for_drafts) - 1
             chunk.room = self._make_room(chunk.sequence, min(chunk.room, affordable))
             drafts = self.price(chunk.start, 1 + chunk.room) - token
@@ -145,7 +145,7 @@ class Scheduler:
         while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
             chunks.append(self._chunk(sequence, budget))
             budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
-            if not chunks[-1].completes:  # what is left does not buy its next token
+            if not chunks[-1].completes:  # The rest of the budget is less than its next token costs.
                 break
         return chunks
 
@@ -156,11 +156,11 @@ class Scheduler:
             # NEW in 07: draft tokens that became output count as computed; the newest token is yet to be run.
             sequence.computed = min(chunk.start + chunk.num_tokens, sequence.request.num_tokens - 1)
             sequence.draft_computed = min(max(sequence.draft_computed, chunk.draft.computed), sequence.computed)
-            # Draft tokens behind the answer's end are not accepted, and like those behind a rejected one not judged.
+            # Draft tokens behind the answer's end are neither accepted nor judged, like those behind a rejected one.
             gained = sequence.request.num_tokens - chunk.start - len(chunk.token_ids)
             drafted, chunk.draft.accepted = len(chunk.draft.token_ids), min(chunk.draft.accepted, gained)
             self.speculation.learn(sequence, drafted, min(drafted, gained), chunk.draft.accepted)
-        self.cache_full_pages()  # before they can be released
+        self.cache_full_pages()  # now, before a request that has ended releases them
 
     def cache_full_pages(self) -> None:
         """Put each full page that has been computed into the tree, or take over the copy that is there."""
@@ -202,7 +202,7 @@ class Scheduler:
         if (sequence := self._allocate(self.waiting[0])) is not None:
             request = self.waiting.popleft()
             self.running[request.request_id] = sequence
-            if not request.preempted:  # otherwise it may have found pages of its own
+            if not request.preempted:  # a preempted request may find its own pages: these are no hits
                 self.tokens_asked += request.num_tokens
                 self.tokens_hit += sequence.computed
                 request.cached_tokens = sequence.computed
@@ -211,7 +211,7 @@ class Scheduler:
         return sequence
 
     def _allocate(self, request: Request) -> Sequence | None:
-        """Take pages for all tokens of a request; None if the others would then lack one each to grow."""
+        """Take pages for all tokens of a request; None unless a page for each of the others stays free."""
         # First `_reuse`, then pages for the rest. If there is no room, release what was found.
         table = PageTable(self.allocator.page_size)
         sequence = Sequence(request, table)
@@ -226,7 +226,7 @@ class Scheduler:
     def _reuse(self, sequence: Sequence) -> None:
         """Take over what other requests have computed, page by page, up to the first that is not there."""
         size, table = self.allocator.page_size, sequence.page_table
-        while sequence.remaining > size:  # a token remains to be computed behind it
+        while sequence.remaining > size:  # At least the last token must be computed: its logits are wanted.
             tokens = sequence.request.token_ids_between(sequence.computed, sequence.computed + size)
             node = self.allocator.tree.follow(table.path, tokens)
             if node is None:

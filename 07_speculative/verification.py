@@ -1,9 +1,9 @@
 """NEW in 07: which draft tokens become output, and what follows the last of them.
 
-The target has scored the newest token and the k draft tokens behind it in one pass, so it has said what it would have
-said after each of them. The output is the draft tokens up to the first one that it rejects, and one token of its own:
-in place of that one, or, if it accepts all, behind the last. So a pass gives 1 to k + 1 tokens, and never fewer than a
-pass without draft tokens.
+The target scores the newest token and the k draft tokens behind it in one pass, so its own choice after each of them is
+known. The output is the draft tokens up to the first one that it rejects, and one token of its own: in place of the
+rejected one, or, if it accepts all, behind the last. So a pass gives 1 to k + 1 tokens, and never fewer than a pass
+without draft tokens.
 
 Two ways to decide, and the output of both is distributed as the target's own (Leviathan et al., 2023; Chen et al.,
 2023):
@@ -28,7 +28,7 @@ from common.request import Request
 from common.sampling import SampledToken, SamplingParams, draw, probabilities, sample, token_logprobs, uniform
 from common.transfers import to_device
 
-# Of the numbers that a seed has for each position, the sampler takes the first: see common.sampling.uniform.
+# A seed has several random numbers for each position. The sampler takes number 0: see common.sampling.uniform.
 COIN, RESIDUAL = 1, 2
 
 
@@ -45,15 +45,15 @@ class Draft:
     probabilities: list[Tensor] = field(default_factory=list)
     accepted: int = 0
     computed: int = 0
-    hidden: Tensor | None = None  # [hidden_size], the draft model's for the text's last token, if it has read all
+    hidden: Tensor | None = None  # [hidden_size]: the draft model's, of the text's last token. None: not all is read.
 
 
 @dataclass
 class Row:
     """A request as it would be with some draft tokens accepted: what the sampler reads of it.
 
-    Of token_ids it reads only how many there are, unless something penalises them: then a range stands for them, since
-    a copy of each output for each row would take milliseconds.
+    Without penalties the sampler reads only how many token_ids there are. A range then stands for them, since a copy of
+    each output for each row would take milliseconds.
     """
 
     params: SamplingParams
@@ -96,7 +96,7 @@ def verify(logits: Tensor, requests: list[Request], drafts: list[Draft]) -> list
 
 
 def compare(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[SampledToken]]:
-    """Return for each request what the target says for as long as the draft says the same, and its next token."""
+    """Return for each request the target's tokens for as long as the draft agrees, and the target's next token."""
     said, gained = iter(sample(logits, rows)), []
     for draft in drafts:
         mine = [next(said) for _ in range(len(draft.token_ids) + 1)]
@@ -114,7 +114,7 @@ def reject(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[Sa
     """
     device = logits.device
     p = probabilities(logits, rows)  # [R, V]
-    none = torch.zeros_like(p[0])  # behind a whole draft: the last row of a request has a p and no q
+    none = torch.zeros_like(p[0])  # The last row of a request, behind its whole draft, has a p and no q.
     q = torch.stack([one for draft in drafts for one in (*draft.probabilities, none)])  # [R, V]
     ids = to_device([token for draft in drafts for token in (*draft.token_ids, 0)], torch.int64, device)[:, None]
     chances = torch.cat([p.gather(-1, ids), q.gather(-1, ids)], dim=-1).tolist()
@@ -123,7 +123,7 @@ def reject(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[Sa
     for draft, start in zip(drafts, starts, strict=False):
         count = 0
         while count < len(draft.token_ids):
-            # q is positive where a token was drawn. A coin is below 1, so what p likes at least as much is always kept.
+            # q is positive at a drawn token. A coin is below 1, so a token with p >= q is always kept.
             row, (p_of_it, q_of_it) = rows[start + count], chances[start + count]
             if uniform(row.seed, len(row.token_ids), COIN) * q_of_it >= p_of_it:
                 break
@@ -132,7 +132,7 @@ def reject(logits: Tensor, rows: list[Row], drafts: list[Draft]) -> list[list[Sa
         row = rows[start + count]
         uniforms.append(uniform(row.seed, len(row.token_ids), RESIDUAL if count < len(draft.token_ids) else 0))
     lasts = to_device([start + count for start, count in zip(starts, kept, strict=False)], torch.int64, device)
-    # As p and q both sum to 1 and p is less at the rejected token, it is more somewhere, unless by rounding alone.
+    # p and q both sum to 1, and p < q at the rejected token. So p > q at some other token, except through rounding.
     rest = (p[lasts] - q[lasts]).clamp(min=0)  # [B, V], p itself where all of a draft is kept
     last = draw(torch.where(rest.sum(-1, keepdim=True) > 0, rest, p[lasts]), uniforms).tolist()
     token_ids = [[*one.token_ids[:count], end] for one, count, end in zip(drafts, kept, last, strict=True)]

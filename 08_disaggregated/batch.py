@@ -33,8 +33,8 @@ class Batch:
             query_lengths.append(count)
             lengths.append(chunk.start + count)
             tables.append(chunk.sequence.page_table.pages)
-            # A piece of a prompt that is not its end has scored nothing of use.
-            if chunk.completes:  # wanted is also what follows each draft token
+            # Inside a prompt the next token is known: only a chunk that completes its sequence is scored.
+            if chunk.completes:  # the token after each draft token is wanted, too
                 logits_rows += range(len(token_ids) - 1 - len(chunk.draft.token_ids), len(token_ids))
         lists = [token_ids, positions, slot_mapping]
         self.token_ids, self.positions, slot_mapping = to_device(lists, torch.int64, device)

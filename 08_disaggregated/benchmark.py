@@ -53,7 +53,7 @@ from common.stages import load_engine
 
 BEFORE, REPLICAS, NOW = "07_speculative", "replicas", "08_disaggregated"
 LABELS = {BEFORE: "one engine", REPLICAS: "replicas", NOW: "apart"}
-# What predicts the longest gap of each.
+# The measured time that predicts each side's longest gap.
 ALONE = {BEFORE: "full_piece_ms", REPLICAS: "half_piece_ms", NOW: "half_step_ms"}
 
 
@@ -76,13 +76,13 @@ def measure_engine(settings: Settings, sizes: dict) -> Figures:
 
 def measure_workers(settings: Settings, sizes: dict, **workers: int) -> Figures:
     """Measure stage 08's router in front of these workers, in processes of their own."""
-    loaded = settings.without_weights()  # of the model only the workers need weights
+    loaded = settings.without_weights()  # Only the workers need the weights.
     engine = load_engine(NOW)(
         loaded, workers="ray", load_format=settings.load_format, **workers, **options(loaded, sizes)
     )
     try:
         fill(engine, sizes, times=workers.get("replicas", 1))
-        freeze_loaded_objects()  # Ray's, as `serve` does: a visit to all of them would be the longest gap
+        freeze_loaded_objects()  # As `serve` does: a garbage collection of Ray's objects would be the longest gap.
         moved = [step.counters["handoff_bytes"] for step in engine.trace if step.counters.get("handoff_bytes")]
         engine.trace.clear()
         figures = sweep(engine, sizes)
@@ -158,7 +158,7 @@ def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult
     def ask() -> None:
         number = len(short)
         prompt = page_prompt(engine, sizes["short"], f"short {rate} {number}")
-        # Of different lengths, or else all clients would ask at the same moment, again and again.
+        # The lengths differ: otherwise all clients would ask at the same moment, again and again.
         length = Random(number).randint(*sizes["output"])
         short.append(engine.add(prompt, SamplingParams(max_tokens=length, ignore_eos=True)))
 

@@ -15,7 +15,7 @@ from .engine import WorkerEngine
 
 HEROES = ("a fox", "a baker", "a lighthouse")
 COLUMNS = 72
-BEFORE, BEHIND = 0.1, 0.15  # seconds that are drawn before the long prompt arrives, and behind its first token
+BEFORE, BEHIND = 0.1, 0.15  # seconds drawn before the long prompt's arrival, and after its first token
 MARKS = {"token": "[green]█[/green]", "gap": "[red]·[/red]", "prefill": "[yellow]▓[/yellow]", "none": " "}
 ROOM = 1800  # tokens, in each worker
 

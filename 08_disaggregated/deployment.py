@@ -65,20 +65,20 @@ class Engine(Router):
             raise InvalidInput(f"hang_seconds is {hang_seconds:g}, and {often}: give at least 2")
         if kv_memory is None and loaded.device.type == "cuda" and workers == "local":
             scored, count = max_running * (1 + MAX_DRAFT_TOKENS), replicas or prefill + decode
-            load_draft_model(draft, loaded)  # the workers share its weights; graphs each has of its own
+            load_draft_model(draft, loaded)  # The workers share its weights, but each has its own graphs.
             with_graphs = replace(loaded, reserved_bytes=count * loaded.reserved_bytes)
             kv_memory = kv_bytes_left(with_graphs, token_budget, scored, drawn=scored) // count
         options = {"max_running": max_running, "token_budget": token_budget, "kv_memory": kv_memory}
         options |= {"page_size": page_size, "attention": attention, "draft": draft, "graphs": graphs, "price": price}
         options |= {"num_draft_tokens": num_draft_tokens, "tiers": tiers, "scheduling": scheduling, "loras": loras}
-        # A prefill worker has one token to find, and nothing to draft. Short prompts wait for the piece that it runs.
+        # A prefill worker samples one token and drafts none. Its pieces are shorter, since short prompts wait for them.
         for_prefill = {"num_draft_tokens": 0, "token_budget": max(max_running, token_budget // 2)}
         roles = ["replica"] * replicas or ["prefill"] * prefill + ["decode"] * decode
         each = [options | (for_prefill if role == "prefill" else {}) for role in roles]
         if workers == "local":
             fleet = LocalFleet([partial(make_engine, WorkerEngine, loaded, **one) for one in each])
         elif workers == "ray":
-            try:  # only here: local workers need no Ray
+            try:  # Imported only here: local workers need no Ray.
                 from .ray_fleet import RayFleet
             except ModuleNotFoundError as error:
                 raise InvalidInput(f"workers in their own processes need Ray, and {error}: pip install ray") from error

@@ -1,8 +1,8 @@
-"""Two ways to draft the next tokens. A draft token may be wrong at no other cost than time.
+"""Two ways to draft the next tokens. A wrong draft token costs time and nothing else.
 
 *Prompt lookup* (Saxena, 2023) looks for the last few tokens earlier in the request's own text and takes what followed
-them there: no model, and right whenever an answer quotes its prompt. A *draft model* (Leviathan et al., 2023) is small,
-and decodes ahead of the large one, token by token.
+them there. It needs no model, and is right whenever an answer quotes its prompt. A *draft model* (Leviathan et al.,
+2023) is small, and decodes ahead of the large one, token by token.
 
 The draft model has its own K/V, in a pool with as many pages as the target's. A sequence's page table serves both: page
 5 is page 5 in either pool. So a request that shares a prefix, is preempted or ends does so for both at once; what is
@@ -36,7 +36,7 @@ class PromptLookup:
     reads_prompts = False
 
     def __init__(self):
-        # Of each running sequence, and gone with it.
+        # An entry for each running sequence: it disappears when its sequence does.
         self._indexes: weakref.WeakKeyDictionary[Sequence, NgramIndex] = weakref.WeakKeyDictionary()
 
     def prepare(self, chunks: list[Chunk]) -> None:
@@ -59,7 +59,7 @@ class PromptLookup:
 
 
 class NgramIndex:
-    """Where in a text that grows each run of n tokens has ended last, for n from `shortest` to `longest`."""
+    """For a growing text: where each run of n tokens has ended last, for n from `shortest` to `longest`."""
 
     def __init__(self, shortest: int = 2, longest: int = 4):
         self.sizes = range(shortest, longest + 1)
@@ -70,7 +70,7 @@ class NgramIndex:
         """Append tokens. Return the place behind the last earlier occurrence of the longest run at the end, or 0."""
         tokens, before = self.tokens, len(self.tokens)
         tokens += new
-        for end in range(max(before, 1), len(tokens)):  # not the text's own end, which is no earlier occurrence
+        for end in range(max(before, 1), len(tokens)):  # The text's own end is no earlier occurrence.
             for n in self.sizes:
                 if n <= end:
                     self.ends[tuple(tokens[end - n : end])] = end
@@ -86,15 +86,15 @@ class DraftModel:
         backend, _ = choose_attention(attention, loaded.device, loaded.dtype, loaded.config.head_dim, page_size)
         self.cache = KVCache(loaded, num_pages, page_size, backend)
         self.read_budget = read_budget
-        self.reads_prompts = False  # in this step, or pieces of them
+        self.reads_prompts = False  # whether it reads prompts, or pieces of them, in this step
 
     def prepare(self, everyone: list[Chunk]) -> None:
-        """Read what the model lacks of the texts. Leave room where it has read all and its context holds the draft."""
+        """Read what the model lacks. Leave room only where it has read a whole text and its context holds the draft."""
         chunks = [chunk for chunk in everyone if chunk.room and self._reaches(chunk)]
         for chunk in chunks:
             self._share_pages(chunk.sequence)
         left, pieces, whole = self.read_budget, [], []
-        # The shortest first: most of them lack a token or two. A long one is computed in pieces, in as many steps.
+        # The shortest first: most of them lack a token or two. A long one is read in pieces, one piece in each step.
         for chunk in sorted(chunks, key=lambda chunk: chunk.start - chunk.sequence.draft_computed):
             request, start = chunk.sequence.request, chunk.sequence.draft_computed
             stop = min(request.num_tokens, start + left)
@@ -161,7 +161,7 @@ class DraftModel:
     def _draft_one(self, chunks: list[Chunk], hidden: Tensor) -> None:
         """Draw one more draft token for each, with the random number that the sampler takes for this position.
 
-        Then a draft model as good as the target says the same as the target also where chance decides.
+        With the same number, a draft model as good as the target draws the same token, even where chance decides.
         """
         logits = self.model.logits(hidden)  # [B, V]
         rows = [Row.after(chunk.sequence.request, chunk.draft.token_ids) for chunk in chunks]

@@ -48,7 +48,7 @@ class WorkerEngine(BaseEngine):
     def __init__(
         self,
         loaded: Loaded,
-        max_running: int = 64,  # where 32 slots took all memory, pages leave room for more
+        max_running: int = 64,  # twice the 32 of stage 04, since pages leave room for more requests
         token_budget: int = 256,
         kv_memory: int | str | None = None,
         page_size: int = 16,
@@ -108,12 +108,12 @@ class WorkerEngine(BaseEngine):
 
     @torch.inference_mode()
     def step(self) -> list[Request]:
-        """Give every request that decodes a token or more, and run a piece of the prompts of those that do not yet."""
+        """Give every decoding request one token or more, and run pieces of the prompts of the others."""
         if not self.requests:
             return []
         with self.trace.step() as record:
             chunks = self.schedule(record)
-            if not chunks:  # NEW in 08: nothing fits before pages that are in transfer have been dropped
+            if not chunks:  # NEW in 08: nothing fits until pages in transfer are released
                 return []
             tokens = self.run(chunks)
             return self.commit(chunks, tokens, record)
@@ -122,7 +122,7 @@ class WorkerEngine(BaseEngine):
         """Choose tokens of many requests, as the scheduler decides, and record how many wait."""
         chunks = self.scheduler.schedule(self.drafter)
         self.drafter.draft(chunks)
-        chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # for kernels of one query, such first
+        chunks.sort(key=lambda chunk: chunk.num_tokens > 1)  # single tokens first, for kernels of one query
         for chunk in chunks:
             record.work(chunk.sequence.request.request_id, chunk.phase, chunk.num_tokens)
         record.counters["waiting"] = len(self.scheduler.waiting)
@@ -144,7 +144,7 @@ class WorkerEngine(BaseEngine):
         completed = [chunk.sequence.request for chunk in chunks if chunk.completes]
         requests = self.append_tokens(completed, tokens)
         self.scheduler.count_computed(chunks)
-        # Steps in which no model read a prompt are timed; the trace counts draft tokens, and those accepted.
+        # Time the steps in which no model read a prompt. The trace counts drafted and accepted tokens.
         counts = [len(chunk.draft.token_ids) for chunk in chunks]
         if all(work.phase == "decode" for work in record.works) and not self.drafter.reads_prompts:
             self.scheduler.speculation.record_step_time(time.perf_counter() - record.start, counts)
@@ -158,7 +158,7 @@ class WorkerEngine(BaseEngine):
         self.scheduler.remove(request)
 
     def check(self) -> None:
-        """Raise AssertionError if the scheduler's books do not balance."""
+        """Raise AssertionError if the scheduler's bookkeeping is inconsistent."""
         self.scheduler.check()
 
     def stats(self) -> dict[str, float]:
@@ -169,7 +169,7 @@ class WorkerEngine(BaseEngine):
         """
         running = self.scheduler.holding  # NEW in 08: also those in transfer
         tree, page_size = self.scheduler.allocator.tree, self.scheduler.allocator.page_size
-        in_tree = (tree.size - len(tree.unused)) * page_size  # in use, each page once
+        in_tree = (tree.size - len(tree.unused)) * page_size  # tokens of the pages in use, each page once
         by_user = sum(len(sequence.page_table.path) * page_size for sequence in running)  # the same, once for each user
         used = sum(sequence.computed for sequence in running) - by_user + in_tree
         reserved = sum(sequence.page_table.capacity for sequence in running) - by_user + in_tree

@@ -21,13 +21,13 @@ class Event(NamedTuple):
 
 
 class Fleet(ABC):
-    """Workers by number, from 0. An event of a worker that was lost never comes after the next one's Hello."""
+    """Workers by number, from 0. Events of a lost worker never come after its successor's Hello."""
 
     description = "in this process"
 
     @abstractmethod
     def send(self, number: int, mail: Mail) -> None:
-        """Send mail, without waiting. What is sent to a worker that is gone is gone too."""
+        """Send mail, without waiting. Mail to a lost worker is lost, too."""
 
     @abstractmethod
     def events(self, seconds: float) -> list[Event]:
@@ -37,8 +37,8 @@ class Fleet(ABC):
         """Return a worker's stats; `last` are those of its last heartbeat."""
         return last
 
-    def check(self) -> None:  # noqa: B027 (the books of another process are its own to check)
-        """Raise AssertionError if some worker's books do not balance."""
+    def check(self) -> None:  # noqa: B027 (another process checks its own bookkeeping)
+        """Raise AssertionError if some worker's bookkeeping is inconsistent."""
 
     def close(self) -> None:  # noqa: B027
         """End all workers."""

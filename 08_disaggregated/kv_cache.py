@@ -23,7 +23,7 @@ class KVCache:
         # Zeros: places that are masked out get the weight 0, and 0 times a NaN in fresh memory would be NaN.
         self.memory = zeros(shape, loaded.device, loaded.kv_dtype)
         self.k, self.v = (self.memory[:, which::2].transpose(0, 1) for which in (0, 1))  # [layers, pages, ...], views
-        # All blocks from a layer's first one on, of which `spread` takes every (2 * layers)-th.
+        # For each layer, all blocks from its first K and its first V on: `spread` takes every (2 * layers)-th of them.
         blocks = self.memory.flatten(0, 1)  # [blocks, page_size, H_kv, D]
         self.layers = [(blocks[2 * layer :], blocks[2 * layer + 1 :]) for layer in range(config.num_layers)]
         self.attention = attention
@@ -40,8 +40,8 @@ class BoundCache(NamedTuple):
 
     cache: KVCache
     batch: PagedBatch
-    slot_mapping: Tensor  # NEW in 08: among all blocks
-    plan: Any  # of the attention backend
+    slot_mapping: Tensor  # NEW in 08: counted over all blocks
+    plan: Any  # what the backend's `prepare` returned for the batch
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store what is new, then attend to all there is. q is [N, H, D], k, v are [N, H_kv, D]; returns [N, H, D]."""

@@ -25,7 +25,7 @@ class Transfer(Protocol):
 
     bytes: int
     seconds: float
-    final: bool  # nothing will be written to the reserved pages any more; until then they are not to be used again
+    final: bool  # True: nothing writes to the reserved pages any more. Until then they must not be used again.
 
     def done(self) -> bool:
         """Return whether every byte is in its place. Raise ConnectionError if it never will be, or is late."""

@@ -40,7 +40,7 @@ class Order:
         request = Request(self.key, self.prompt_token_ids, self.params, None, eos_token_ids, self.max_tokens)
         request.seed, request.token_ids = self.seed, list(self.token_ids)
         if self.params.logprobs is not None:
-            request.logprobs = [None] * len(self.token_ids)  # the router has them
+            request.logprobs = [None] * len(self.token_ids)  # The router has these logprobs already.
         return request
 
 
@@ -76,7 +76,7 @@ class Heartbeat(NamedTuple):
 
     mail: int
     held: frozenset[str]
-    parked: frozenset[str]  # of those, the ones whose pages wait to be fetched, as a report has said
+    parked: frozenset[str]  # those of `held` whose pages wait to be fetched, as a report has said
     stats: dict[str, float]
 
 
@@ -87,8 +87,8 @@ class Report:
     gains: list[Gain] = field(default_factory=list)
     parked: list[tuple[str, Any]] = field(default_factory=list)  # (key, ticket): the prompt is done, its pages wait
     arrived: list[Arrival] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)  # (key, reason): not fetched, or no room for it ever
-    available: int | None = None  # free pages, if changed; pages of orders that the router counts as load are free here
+    failed: list[tuple[str, str]] = field(default_factory=list)  # (key, reason): not fetched, or it can never fit here
+    available: int | None = None  # free pages, if changed, and pages of orders that the router counts as load
     record: StepRecord | None = None  # of the step, if there was one
     heartbeat: Heartbeat | None = None
 
@@ -109,7 +109,7 @@ class Hello(NamedTuple):
     max_running: int
     startup_notes: str
     transport: str  # how pages travel to it
-    host_pages: int = 0  # that its host's memory keeps besides (common/kv_tiers.py)
+    host_pages: int = 0  # pages that its host's memory keeps in addition (common/kv_tiers.py)
 
 
 class Lost(NamedTuple):

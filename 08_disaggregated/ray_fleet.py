@@ -1,7 +1,7 @@
 """NEW in 08: a fleet of processes. Ray places and starts them, on this machine or on many, and says when one has died.
 
 A worker is an actor whose `run` is a generator: each report that it yields is passed on as an event. Mail is a call of
-`read`, which has a thread of its own. A life of a worker is a life of its process. When it ends or stays silent,
+`read`, which has a thread of its own. A worker lives as long as its process. When it ends or stays silent,
 everything that was ordered from it is gone. Each worker has a keeper, a thread of the router's process, which then
 starts the next one.
 
@@ -32,10 +32,10 @@ from .messages import Hello, Lost, Mail, Report
 from .worker import LOOK, Worker, collect
 
 START_SECONDS = 600.0  # for a process to start and load its model
-SIGN_SECONDS = 60.0  # without a sign of life from a process that starts or loads; a busy machine may need 30
-LOOK_SECONDS = 1.0  # a keeper waits no longer without a look around: if Ray's head is gone, nothing wakes it
+SIGN_SECONDS = 60.0  # A process that starts or loads must give a sign of life in this time. A busy machine may need 30.
+LOOK_SECONDS = 1.0  # A keeper looks around this often: if Ray's head is gone, nothing wakes it.
 CLOSE_SECONDS = 5.0  # for all keepers together to notice that their workers have been ended
-AGAIN_SECONDS, MAX_SECONDS = 1.0, 30.0  # from the loss of a worker to the next start, which doubles while starts fail
+AGAIN_SECONDS, MAX_SECONDS = 1.0, 30.0  # pause from a worker's loss to its next start. It doubles while starts fail.
 
 log = logging.getLogger("router")
 
@@ -83,7 +83,7 @@ class RayFleet(Fleet):
         self.actors: dict[int, Any] = {}
         keepers = [partial(self._keep, number) for number in range(len(options))]
         self.keepers = [threading.Thread(target=keep, name="keeper", daemon=True) for keep in keepers]
-        atexit.register(self.close)  # before the cluster's: nothing may ask Ray while it ends
+        atexit.register(self.close)  # It runs before the cluster's own: nothing may ask Ray while Ray ends.
         for keeper in self.keepers:
             keeper.start()
 
@@ -97,7 +97,7 @@ class RayFleet(Fleet):
             raise ConnectionError(self.cluster.failure)
         events = collect(self.inbox, seconds)
         for (number, news), actor in events:
-            if isinstance(news, Hello):  # only now, or mail for an earlier life would reach this one
+            if isinstance(news, Hello):  # Not earlier: mail for the worker's previous life would reach this one.
                 self.known[number] = actor
             elif isinstance(news, Lost):
                 self.known.pop(number, None)
@@ -110,7 +110,7 @@ class RayFleet(Fleet):
         self.closing.set()
         for actor in list(self.actors.values()):
             with suppress(Exception):
-                ray.kill(actor)  # which ends what its keeper waits for, unless Ray's head is gone
+                ray.kill(actor)  # Then its keeper's wait ends, too, unless Ray's head is gone.
         join_all(self.keepers, CLOSE_SECONDS)
         self.cluster.close()
 
@@ -127,7 +127,7 @@ class RayFleet(Fleet):
                         self.inbox.put((Event(number, ray.get(next(stream))), actor))
                         heard, pause = time.monotonic(), AGAIN_SECONDS
                 reason = f"it has been silent for {self.hang_seconds:g} s"
-            except Exception as error:  # of its process, or Ray
+            except Exception as error:  # The process has failed, or Ray has.
                 reason = describe(error)
             self.inbox.put((Event(number, Lost(reason)), None))
             if actor := self.actors.pop(number, None):
@@ -146,7 +146,7 @@ class RayFleet(Fleet):
             loading = actor.load.remote(self.model, self.options[number], *here)
             give_up = time.monotonic() + START_SECONDS
             while not ray.wait([loading], timeout=LOOK_SECONDS)[0] and time.monotonic() < give_up:
-                if self.closing.is_set():  # since before `close` could see the actor
+                if self.closing.is_set():  # `close` may have come before it could see the actor.
                     break
                 try:
                     ray.get(actor.alive.remote(), timeout=SIGN_SECONDS)

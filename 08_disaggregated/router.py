@@ -7,10 +7,10 @@ go on while it reads.
 A worker that dies takes its K and V along, and nothing else. Its requests run again from their prompt and the tokens
 they have, and their streams continue where they stopped. Every worker can do the whole job, so each is a warm spare of
 the other kind: as long as one worker is up, every stream goes on. Five rules keep a request from waiting forever,
-whatever is lost. The fleet declares a worker lost that ends or stays silent. Heartbeats tell what a worker holds, and
-what should be there and is not begins again. A handoff that fails again and again is done without. A request under
-which workers die, one after the other and without a token in between, ends with an error. So does every request if no
-worker at all is up for long.
+whatever is lost. The fleet declares a worker lost if it ends or stays silent. Heartbeats tell what a worker holds, and
+a request that should be there and is not begins again. After several failed handoffs one worker does the whole job. A
+request under which workers die, one after the other and without a token in between, ends with an error. So does every
+request if no worker at all is up for long.
 """
 
 import heapq
@@ -40,11 +40,11 @@ from .routing import (
     choose_for_prompt,
 )
 
-LISTEN_SECONDS = 0.005  # a step waits this long for events: a request that arrives meanwhile waits as long
+LISTEN_SECONDS = 0.005  # A step waits this long for events, and so does a request that arrives meanwhile.
 MAX_ID = 200  # characters of a request id, which is part of keys
 START_SECONDS = 600.0  # for workers to load their model
-MAX_FAILED_TRANSFERS = 3  # of one request; then one worker does the whole job
-MAX_DEATHS = 3  # of workers under one request, without a token in between
+MAX_FAILED_TRANSFERS = 3  # per request. After that, one worker does the whole job.
+MAX_DEATHS = 3  # workers that die under one request without a token in between
 
 log = logging.getLogger("router")
 
@@ -56,8 +56,8 @@ class Router(BaseEngine):
     at all; then they end with "error".
     """
 
-    scores_prompts = True  # on a worker: a router needs no weights
-    idle_seconds = 1.0  # losses are noticed, logged and told by /health also while nothing is asked
+    scores_prompts = True  # A worker scores them: the router needs no weights.
+    idle_seconds = 1.0  # Losses are noticed, logged and shown by /health even while there is no request.
 
     def __init__(self, loaded: Loaded, fleet: Fleet, roles: list[str], wait_seconds: float):
         super().__init__(loaded)
@@ -67,12 +67,12 @@ class Router(BaseEngine):
         self.keys: dict[str, str] = {}  # by request id
         # Heaps of (arrival, key): strictly first come, first served. Entries whose flight has moved on are skipped.
         self.queues: dict[str, list[tuple[float, str]]] = {QUEUED: [], READY: []}
-        self.policy = None  # who comes first, if not who came first (common/policies.py)
+        self.policy = None  # None: first come, first served (common/policies.py)
         self.changed: dict[str, Request] = {}  # since the last step returned
         self.attempts = itertools.count()
-        self.handoffs, self.handoff_bytes, self.handoff_seconds = 0, 0, 0.0  # ever
-        self.lost = self.resumed = self.failed_transfers = 0  # ever: workers, requests begun again, transfers
-        self.last_up = time.monotonic()  # when any worker was up
+        self.handoffs, self.handoff_bytes, self.handoff_seconds = 0, 0, 0.0  # since the start
+        self.lost = self.resumed = self.failed_transfers = 0  # since the start: workers, resumed requests, transfers
+        self.last_up = time.monotonic()  # the last time at which any worker was up
         self.capacity = 0  # tokens that the smallest worker has room for
         self.gathering = True
         self._gather()
@@ -111,7 +111,7 @@ class Router(BaseEngine):
             self._send_mail()
 
     def check(self) -> None:
-        """Raise AssertionError if the books of the router, or of a worker in this process, do not balance."""
+        """Raise AssertionError if the bookkeeping of the router, or of a worker in this process, is inconsistent."""
         self.fleet.check()
         assert set(self.keys) == set(self.requests) and set(self.keys.values()) == set(self.flights)
         for key, flight in self.flights.items():
@@ -175,7 +175,7 @@ class Router(BaseEngine):
         return None
 
     def _route(self) -> None:
-        """Give each request that waits to the worker that is best for it now, up to the first that has to wait."""
+        """Give the waiting requests, in order, to the worker that is best for each now, until one has to wait."""
         for_prompts = [handle for handle in self.handles if handle.role != "decode"]
         for_decode = [handle for handle in self.handles if handle.role == "decode"]
         decode_is_up = any(handle.up for handle in for_decode)
@@ -187,7 +187,7 @@ class Router(BaseEngine):
             self.queues[QUEUED] = [(place, keys[request]) for place, request in enumerate(ordered)]
         while flight := self._oldest(READY):
             if not decode_is_up:
-                self._begin_again(flight)  # where its prompt is cached
+                self._begin_again(flight)  # Its prefill worker still has the prompt cached.
             elif found := choose_for_decode(for_decode, flight.request.num_tokens):
                 self._order(flight, TRANSFER, *found)
             else:
@@ -298,7 +298,7 @@ class Router(BaseEngine):
             request.append(token_id, gain.logprobs[place] if gain.logprobs else None)
             self._generated_tokens += 1
             flight.deaths = 0
-            if request.finished:  # perhaps by a stop string, of which the worker knows nothing
+            if request.finished:  # A stop string may end it: the worker knows of none.
                 break
         if not request.max_tokens:  # its prompt has been scored
             request.logprobs = gain.logprobs
@@ -327,7 +327,7 @@ class Router(BaseEngine):
 
     def _worker_up(self, handle: Handle, hello: Hello) -> None:
         """Note that a worker has started, empty. Log it, unless it is one of this process and has just been made."""
-        # Two machines have two clocks: what the worker says was about now. On one machine they are the same.
+        # Two machines have two clocks: the worker's `now` is taken as the present. On one machine they are the same.
         offset = time.perf_counter() - hello.now if hello.host != socket.gethostname() else 0.0
         self.handles[handle.number] = Handle(handle.number, handle.role, hello, offset)
         self.capacity = min(one.hello.num_pages * one.hello.page_size for one in self.handles if one.up)
@@ -344,7 +344,7 @@ class Router(BaseEngine):
         self.handles[handle.number] = Handle(handle.number, handle.role)
         worked_on = set(handle.worked_on())
         for flight in flights:
-            computed_there = flight.decode is handle or flight.phase == PREFILL  # nobody dies of parked pages
+            computed_there = flight.decode is handle or flight.phase == PREFILL  # Parked pages kill no worker.
             flight.deaths += computed_there and flight.key in worked_on
             self._lose(flight, handle)
 
@@ -355,7 +355,7 @@ class Router(BaseEngine):
             flight.decode = None
             if flight.prefill is None:
                 self._begin_again(flight)
-            else:  # the pages are where they were
+            else:  # The prefill worker still has the pages.
                 self._enqueue(flight, READY)
         else:
             flight.prefill = None
@@ -375,7 +375,7 @@ class Router(BaseEngine):
     def _reconcile(self, handle: Handle, heartbeat: Heartbeat) -> None:
         """Let go of what the worker should not hold, and begin again what it should hold and does not."""
         handle.drops += heartbeat.held - handle.held.keys()
-        handle.probe = heartbeat.mail < handle.sent  # once it has read one more mail, those before it are read or lost
+        handle.probe = heartbeat.mail < handle.sent  # When it has read the probe, all mail before that is read or lost.
         for key, mail in list(handle.held.items()):
             flight = self.flights[key]
             told_too_late = flight.phase == PREFILL and key in heartbeat.parked  # the report with the ticket is missing
@@ -395,7 +395,7 @@ class Router(BaseEngine):
             self._begin_again(flight)
 
     def _end_what_waits_too_long(self) -> None:
-        """Keep `unavailable` true. While no worker at all is up, end what has waited for `wait_seconds`."""
+        """Keep `unavailable` up to date. While no worker at all is up, end what has waited for `wait_seconds`."""
         up = {handle.role for handle in self.handles if handle.up}
         down = [role for role in dict.fromkeys(handle.role for handle in self.handles) if role not in up]
         self.unavailable = f"no {' and no '.join(down)} worker is up" if down else ""

@@ -6,7 +6,7 @@ A prompt goes to the worker that will have computed it first, counted in tokens:
 
 So a cached prefix attracts a request only as long as the queue in front of it is shorter than what the prefix saves,
 and a request that decodes costs a token of every step. (NVIDIA Dynamo's router weighs prompt work and decode load in
-such a formula.) Decode alone goes where most pages are free.
+such a formula.) A request that only decodes goes to the worker with the most free pages.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ QUEUED = "queued"  # [none]
 PREFILL = "prefill"  # [its prefill worker]
 READY = "ready"  # [its prefill worker] waits for room on a decode worker
 TRANSFER = "transfer"  # [both]
-DECODE = "decode"  # [its decode worker]; where prompts are computed too if there is no handoff
+DECODE = "decode"  # [its decode worker], which also computes the prompt if there is no handoff
 
 MAX_BEGUN = 16  # orders that a worker may have begun since its last report
 
@@ -39,7 +39,7 @@ class SeenPages:
         self.tree = PrefixTree()
 
     def longest(self, tokens: list[int]) -> int:
-        """Return how many tokens of the longest known prefix there are."""
+        """Return how many tokens the longest known prefix has."""
         node: Node | None = self.tree.root
         for start in range(0, len(tokens), self.page_size):
             node = node.children.get(tuple(tokens[start : start + self.page_size]))
@@ -82,13 +82,13 @@ class Flight:
 class Handle:
     """The router's notes about one life of a worker.
 
-    Sums are kept as things change: a look costs the same with 1,000 flights.
+    Sums are updated with every change: reading one costs the same with 1,000 flights.
     """
 
     number: int
     role: str  # "replica", "prefill" or "decode"
     hello: Hello | None = None  # None: it is down
-    clock_offset: float = 0.0  # to add to its clock's seconds
+    clock_offset: float = 0.0  # seconds to add to the worker's clock
     available: int = 0  # free pages, by its last report
     stats: dict[str, float] = field(default_factory=dict)
     orders: list[Order] = field(default_factory=list)  # to go with the next mail

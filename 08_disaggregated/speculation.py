@@ -17,7 +17,7 @@ class Speculation:
         if not 0 <= count <= MAX_DRAFT_TOKENS:
             raise InvalidInput(f"num_draft_tokens must be from 0 to {MAX_DRAFT_TOKENS}, not {count}")
         self.count = count
-        self.drafts = self.draft_tokens = self.accepted = 0  # ever: drafts, their tokens, and those accepted
+        self.drafts = self.draft_tokens = self.accepted = 0  # since the start: drafts, their tokens, the accepted ones
 
     def counts(self, sequences: list[Any]) -> list[int]:
         """Return how many draft tokens each of the sequences that decode may have in the next step."""

@@ -27,8 +27,8 @@ from .messages import Arrival, Gain, Heartbeat, Hello, Mail, Order, Report
 from .scheduler import Sequence
 
 HEARTBEAT_SECONDS = 1.0
-ARRIVAL_SECONDS = 0.003  # wait this long for pages before a step: those of a short prompt are here by then
-LOOK = None  # in a mailbox: a transfer is final
+ARRIVAL_SECONDS = 0.003  # A step waits this long for pages: those of a short prompt arrive within it.
+LOOK = None  # In a mailbox it says that a transfer is final.
 
 
 class Worker:
@@ -79,7 +79,7 @@ class Worker:
     def turn(self, heartbeat: bool = False) -> Report:
         """Start and finish transfers, run one step of the engine, score a piece of a prompt, and report.
 
-        After a turn that was interrupted, the next one also reports what that one has done.
+        If a turn was interrupted, the next one also reports what it has done.
         """
         report = self.report
         self._start_transfers()
@@ -104,7 +104,7 @@ class Worker:
         return [*self.engine.requests, *self.scorer.texts, *waiting]
 
     def check(self) -> None:
-        """Raise AssertionError if the books do not balance."""
+        """Raise AssertionError if the bookkeeping is inconsistent."""
         self.engine.check()
         assert self.in_transfer.keys() == self.scheduler.reserved.keys(), "pages arrive for which there is no place"
         assert {*self.scheduler.parked, *self.handing_over} <= self.engine.requests.keys()
@@ -119,13 +119,13 @@ class Worker:
             if order.key not in held:  # otherwise it has come twice
                 try:
                     self._take(order)
-                except InvalidInput as error:  # a pool smaller than the router believes; the others need not suffer
+                except InvalidInput as error:  # The pool is smaller than the router believes. The other orders go on.
                     self.report.failed.append((order.key, str(error)))
 
     def _available(self) -> int:
         """Return how many pages are free, or taken by orders that the router still counts in its load itself.
 
-        It does until pages have arrived, or a whole job has its first token. A page must not be counted twice.
+        It counts them until pages have arrived, or a whole job has its first token. No page may be counted twice.
         """
         running = [self.scheduler.running[key] for key in self.begun if key in self.scheduler.running]
         counted = [*self.scheduler.reserved.values(), *running]
@@ -154,7 +154,7 @@ class Worker:
             request, ticket = self.waiting_for_room.popleft()
             self.engine.requests[request.request_id] = request
             table, count = sequence.page_table, self.scheduler.allocator.pages_for(request.num_tokens - 1)
-            cached = len(table.path)  # pages that this worker's own tree has need not travel
+            cached = len(table.path)  # Pages in this worker's own tree need not travel.
             started.append(self.transport.receive(ticket, cached, table.pages[cached:count], self.wake))
             self.in_transfer[request.request_id] = started[-1]
         deadline = time.monotonic() + ARRIVAL_SECONDS  # for all together: meanwhile no request decodes

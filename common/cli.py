@@ -41,7 +41,7 @@ GROUPS = (
 
 
 def build_parser(description: str, verb: str = "") -> argparse.ArgumentParser:
-    """Build the options that all stages have. verb: of course.py, which gives the mode and shows the usage itself."""
+    """Build the options that all stages have. verb: of course.py, which sets the mode and prints the usage itself."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if verb:
         parser.prog, parser.usage = f"course.py {verb}", argparse.SUPPRESS
@@ -56,7 +56,7 @@ def build_parser(description: str, verb: str = "") -> argparse.ArgumentParser:
 
 
 def add_options(parser: argparse.ArgumentParser, *tables: str) -> None:
-    """Add the options in these tables of options.toml, as one group that is named by the first."""
+    """Add the options of these tables of options.toml as one group, named after the first table."""
     group = parser.add_argument_group(tables[0])
     for table in tables:
         add_table(group, table)
@@ -71,7 +71,7 @@ def run_stage(
     if more_arguments is not None:
         more_arguments(parser)
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that processes end that this one has
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # An exit also ends child processes.
     run_to_end(partial(run, stage, args))
 
 
@@ -97,7 +97,7 @@ def run(stage: Path, args: argparse.Namespace) -> None:
             raise
         # A collective may have been interrupted. The threads that torch has for it live on after `engine.close`,
         # and rarely (3 of 40 times on a busy machine) abort the process while the interpreter ends.
-        with suppress(OSError):  # its reader may have ended, too
+        with suppress(OSError):  # The reader of the output may have ended, too.
             sys.stdout.flush()
         os._exit(130)
 
@@ -109,7 +109,7 @@ def running_engine(stage: Path, args: argparse.Namespace) -> Iterator[tuple[Base
     if args.trace:
         expect_writable(args.trace)
     print(choose_device(args.device, args.dtype)[2], file=sys.stderr)
-    packaged_model(args.model or "")  # here: a signal does not reach the other thread, which would leave half a file
+    packaged_model(args.model or "")  # Here, since signals do not reach the other thread: it would leave half a file.
     loaded, engine = run_on_temporary_thread(build_engine, stage, engine_class, args)
     freeze_loaded_objects()
     if engine.startup_notes:
@@ -123,9 +123,9 @@ def running_engine(stage: Path, args: argparse.Namespace) -> Iterator[tuple[Base
 
 
 def check_address(host: str, port: int) -> str:
-    """Return the address to listen on. Raise InvalidInput if no server can: before the model loads, and not after.
+    """Return the address to listen on. Raise InvalidInput, before the model loads, if no server can listen there.
 
-    It is the host as given, but for a name that only IPv6 knows: servers look up names in IPv4.
+    It is the host as given, except for a name that only IPv6 knows: servers look up names in IPv4.
     """
     try:
         found = socket.getaddrinfo(host or None, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -164,13 +164,13 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
                     "workers in processes load weights as they are: leave out --quantization, or use stage 07"
                 )
             on_gpu = choose_device(args.device, args.dtype)[0].type != "cpu"
-            if not args.demo and (on_gpu or args.token_budget is not None):  # else it is measured with the weights
-                model["load_format"] = "none"  # memory is for the workers
+            if not args.demo and (on_gpu or args.token_budget is not None):  # Measuring the budget needs the weights.
+                model["load_format"] = "none"  # The workers need the memory.
         loaded = load_model(args.model, model_impl=args.model_impl, quantization=args.quantization, **model)
         return loaded, make_engine(engine_class, loaded, **options)
     from .parallel.engine import Ranks, TensorParallelEngine, check_deterministic
 
-    check_deterministic(engine_class, options)  # before the ranks start, which takes seconds
+    check_deterministic(engine_class, options)  # Check before the ranks start: that takes seconds.
     if args.model_impl == "transformers":
         raise InvalidInput("--tensor-parallel splits common/model.py alone: leave it out, or --model-impl transformers")
     if args.demo:  # a demo builds more engines, and the other ranks would not know of them

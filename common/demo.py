@@ -24,7 +24,7 @@ from .toml import read_toml
 console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
 
 COMPLETE = "The capital of France is"
-NEAR_TIE = 0.5  # between two logits: bfloat16 has 8 bits, and logits of 32 and more differ by a quarter there
+NEAR_TIE = 0.5  # between two logits: bfloat16 has 8 significant bits, so from 32 on its steps are 0.25 and more
 
 
 class Script(SimpleNamespace):
@@ -40,7 +40,7 @@ def script_for(name: str) -> Script:
 
 
 def cut(request: Request, length: int | None = None) -> str:
-    """Return an answer, cut at a word where it ran out of tokens. length: on one line, of as many characters."""
+    """Return an answer, cut at a word where it ran out of tokens. length: at most this many characters, on one line."""
     cut_off = request.finish_reason == "length"
     text = re.sub(r"\s+\S*$", "", request.text) + " ..." if cut_off else request.text
     return shorten(text, length, placeholder=" ...") if length else text
@@ -74,9 +74,9 @@ def show_answers(engine: BaseEngine, script: Script) -> list[Request]:
 def check_against_reference(loaded: Loaded, requests: Sequence[Request]) -> None:
     """Print the last line of every demo: whether these greedy tokens are those of transformers' `generate`.
 
-    The reference is in float32. In a smaller type, also of K and V alone, the likeliest two tokens may change places
-    where they are nearly equally likely, and the answer goes on from there in another way: so it is compared up to
-    there.
+    The reference is in float32. In a smaller type, even of K and V alone, the two likeliest tokens may change places
+    where they are nearly equally likely. From there on the answers differ, so they are compared only up to that
+    token.
     """
     heading("Check")
     reference, near_ties = Reference(loaded.name, loaded.device), 0

@@ -82,7 +82,7 @@ class IncrementalDetokenizer:
         """Make the window, whose text this is, the context of the tokens to come."""
         self._context = len(self._window)  # tokens at the front of the window whose text has been emitted
         self._emitted = len(text)  # characters of the window's text that have been emitted
-        # With tokens that are whole characters, most of them, the package does all this in a tenth of the time. While
+        # For tokens that are whole characters, which most are, the package does all this in a tenth of the time. While
         # there is a stream, the window is its context and nothing is held back.
         whole = not text.endswith(REPLACEMENT)
         self._stream = DecodeStream(ids=self._window, skip_special_tokens=self._skip_special_tokens) if whole else None
@@ -111,8 +111,8 @@ class StopSearch:
     def find(self, piece: str) -> tuple[int, str] | None:
         """Add a piece to the text. Return (start, string) of the first stop string that it completes, or None.
 
-        Of several that end at the same character return the longest. The search may go on after a match, which later
-        ones may overlap.
+        Of several that end at the same character, return the longest. The search may continue after a match; later
+        matches may overlap it.
         """
         found: tuple[int, int, str] | None = None  # end, start, string
         for number, (string, shorter) in enumerate(self._strings):

@@ -35,7 +35,7 @@ class BaseEngine(ABC):
     idle_seconds: float | None = None  # `step` is due after this time even if no request is unfinished; None: never
     scores_prompts = False  # whether `accept` takes prompts to score (serving/prompt_logprobs.py)
     scheduler: Any = None  # from stage 04 on
-    cache: Any = None  # of all requests
+    cache: Any = None  # K and V of all requests
     drafter: Any = None  # from stage 07 on
     tiers: Any = None  # pages beside the device's memory (kv_tiers.py)
     lora: Any = None  # the model with adapters, if it has any (lora.py)
@@ -64,7 +64,7 @@ class BaseEngine(ABC):
         self.sampling_defaults = loaded.sampling_defaults  # the checkpoint's, for requests over HTTP
         self.requests: dict[str, Request] = {}  # unfinished ones, in order of arrival
         structured_output.register(loaded)
-        self.adapters: dict[str, Any] = {}  # what requests may name (lora.py)
+        self.adapters: dict[str, Any] = {}  # by the name that requests give (lora.py)
         self.trace = Trace()
         self.startup_notes = ""  # one line on what the engine has chosen by itself, and why
         self._generated_tokens = 0
@@ -213,14 +213,14 @@ class BaseEngine(ABC):
 
 
 class Around:
-    """An engine around another: what it does not define itself is looked up on that one, its `_engine`."""
+    """An engine that wraps another, its `_engine`, and looks up there what it does not define itself."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
 
 class AroundModel:
-    """A model around another, its `model`, in the same way."""
+    """A model that wraps another, its `model`, in the same way."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.model, name)

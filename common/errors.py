@@ -1,4 +1,4 @@
-"""What is told to users in a sentence, and words of error messages that every module shares."""
+"""Errors that users see as one sentence, and the words of error messages that all modules share."""
 
 import os
 import sys
@@ -8,9 +8,9 @@ SHORT = 100  # characters
 
 
 class InvalidInput(ValueError):
-    """What a user or a client asks for is refused; the message says what is wrong and what to do, in one sentence.
+    """What a user or a client asks for is refused. The message says in one sentence what is wrong and what to do.
 
-    Only this is told without a traceback, and answered with 400. Any other ValueError is a fault in the code.
+    Only this error is shown without a traceback, and answered with 400. Any other ValueError is a fault in the code.
     """
 
 
@@ -21,7 +21,7 @@ class ContextExceeded(InvalidInput):
 
 
 class QueueFull(Exception):
-    """The server has as much as it takes, of open requests, new forms or promises: try again later."""
+    """The server has as many open requests or new forms as it takes, or could not keep a promise: try again later."""
 
     status, headers = 429, {"Retry-After": "1"}
 
@@ -52,7 +52,7 @@ def shortened(value: object) -> str:
 
 
 def require(where: Path | str, holds: bool, field: str, value, supported: str) -> None:
-    """Raise InvalidInput, unless it holds, that names the file, the field, its value and the supported values."""
+    """Raise InvalidInput unless `holds`. It names the file, the field, its value and the supported values."""
     if not holds:
         raise InvalidInput(f"{where}: {field}={shortened(value)} is not supported; supported is {supported}")
 
@@ -64,7 +64,7 @@ def first_sentence(error: Exception) -> str:
 
 def out_of_memory(error: BaseException) -> str | None:
     """Return one sentence if the error means that GPU or host memory has run out, otherwise None."""
-    torch = sys.modules.get("torch")  # programs without a model take their words from here, too
+    torch = sys.modules.get("torch")  # Programs without a model use this module, too, and have no torch.
     if torch and isinstance(error, torch.OutOfMemoryError):
         return "the GPU is out of memory: give a smaller model, --kv-memory, --token-budget or --max-running"
     # torch raises a plain RuntimeError for host memory.

@@ -1,4 +1,4 @@
-"""Trials of grammars in processes of their own: what takes too long there, or crashes, harms no answer.
+"""Trials of grammars in separate processes: a grammar that takes too long there, or crashes, harms no answer.
 
 A schema is a program that a client sends, and compiling it is not bounded by its size: `multipleOf: 1000003` takes ten
 seconds, and some hold the interpreter's lock. So each new form is made and tried out by a process with a limit of
@@ -17,14 +17,14 @@ from .grammars import TOO_DEEP, compile_grammar, library, try_out
 from .stages import ROOT
 
 SECONDS = 5  # of processor time, for a process
-MAX_SECONDS = 60  # seconds of a clock, where a system (Windows) does not limit processor time
+MAX_SECONDS = 60  # seconds by the clock, for systems without a limit of processor time (Windows)
 AT_ONCE = 2  # processes
-MAX_NEW = 32  # forms that wait, also those of clients that have left: 80 s if each takes SECONDS
+MAX_NEW = 32  # waiting forms, also of clients that have left: the last one waits 80 s if each takes SECONDS
 KEPT = 64  # results
 
 
 class Trials:
-    """The forms that clients have sent lately, each tried out once. vocab_size: forms may name so many tokens by id."""
+    """The forms that clients have sent lately, each tried out once. vocab_size: forms may name token ids below it."""
 
     def __init__(self, vocab_size: int = 256):
         self.vocab_size = vocab_size
@@ -41,7 +41,7 @@ class Trials:
         except RecursionError as error:
             raise InvalidInput(TOO_DEEP) from error
         known = self.results.get(key)
-        if known is None or (known.done() and known.exception()):  # or no process could be started
+        if known is None or (known.done() and known.exception()):  # No process could be started for it.
             if sum(not task.done() for task in self.results.values()) >= MAX_NEW:
                 raise QueueFull("too many new forms of answers at once: try again later")
             if len(self.results) >= KEPT:
@@ -57,7 +57,7 @@ class Trials:
     async def _try_out(self, form: bytes) -> dict[str, str]:
         command, pipe = [sys.executable, "-m", __name__, str(SECONDS), str(self.vocab_size)], asyncio.subprocess.PIPE
         async with self.turn:
-            # In a session of its own, since Ctrl-C is for the server.
+            # The process has its own session, since Ctrl-C is for the server.
             try:
                 process = await asyncio.create_subprocess_exec(
                     *command, stdin=pipe, stdout=pipe, cwd=ROOT, start_new_session=True
@@ -78,7 +78,7 @@ class Trials:
 
 
 class Bytes:
-    """A tokenizer for llguidance: each byte is a token. Further tokens are no text, and one more ends an answer."""
+    """A tokenizer for llguidance: each byte is a token. Further ones have no text, and the last one ends an answer."""
 
     bos_token_id = None
 

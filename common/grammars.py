@@ -11,7 +11,7 @@ from .errors import InvalidInput, shortened
 
 MAX_CHARACTERS, MAX_DEPTH = 100_000, 64  # of a schema; a library that recurses deeper may overflow its stack
 TOO_DEEP = f"the JSON schema is nested deeper than {MAX_DEPTH} levels: make it flatter"
-# Between two parts of JSON. Endless blanks are valid JSON too, and a model at a temperature finds its way there.
+# Between two parts of JSON. Endless blanks are valid JSON too, and a model that samples may write them without end.
 WHITESPACE = "[ ]?"
 TAG, END = "<tool_call>", "</tool_call>"  # around a call, as Qwen's templates teach it
 
@@ -69,7 +69,7 @@ def lark_grammar(text: str) -> str:
         return library().LLMatcher.grammar_from_lark(any_to_lark(_short(text, "grammar")))
     except InvalidInput:
         raise
-    except Exception as error:  # the converter raises plain exceptions, and recurses
+    except Exception as error:  # The converter raises plain exceptions, also RecursionError.
         raise InvalidInput(f"the grammar cannot be read: {shortened(error)}") from error
 
 
@@ -95,7 +95,7 @@ def tool_grammar(
     tag, end = tags
     text = f'body: {" | ".join(bodies)}\nrest: "\\n" body "\\n" {end}\n'
     if optional and answer is None:
-        # A lazy terminal ends where the tag does; before it there may be any text, which has no such token.
+        # A lazy terminal ends with its first tag. Any text may stand before a tag; a tag of one token is never text.
         other = "" if tag == json.dumps(TAG) else f" | TEXT {tag}"
         start = "(tag rest)* TEXT" if several else "tag rest | TEXT"
         text += f"start: {start}\ntag: spelled{other}\n"
@@ -142,7 +142,7 @@ def compile_grammar(grammar: str, tokens: Any) -> Any:
 
 
 def try_out(matcher: Any) -> None:
-    """Raise InvalidInput if the text that all answers begin with leads to more than the library's bounds allow.
+    """Raise InvalidInput if the text with which all answers begin exceeds a limit of the library.
 
     That text may be long: this may take seconds, in which no other thread of the process runs Python.
     """

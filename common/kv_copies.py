@@ -1,8 +1,8 @@
 """Copies of pages between the device and the host's memory, several at once.
 
-On a GPU a page leaves in two moves: aside on the device, among the kernels, since the next step writes to its place;
-and from there to the host, beside the kernels of that step. What comes back is copied on a stream of its own: a bus
-carries both directions at once.
+On a GPU a page leaves in two copies. The first runs between the kernels and puts it aside on the device, since the
+next step writes to its place. The second runs beside the kernels of that step and takes it to the host. Pages that come
+back are copied on a stream of their own: a bus carries both directions at once.
 """
 
 from collections.abc import Iterator
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from .attention.int8 import dequantize, quantize
 
-ASIDE_BYTES = 512 << 20  # of a GPU's memory, for pages on their way
+ASIDE_BYTES = 512 << 20  # bytes of a GPU's memory, for pages on their way
 
 
 class Copies:
-    """Between `pools` on a CPU, `[pages, ...]` each, and `host`, `[slots, ...]`; narrows: the host has 8 bits."""
+    """Copies between `pools` on a CPU, each `[pages, ...]`, and `host`, `[slots, ...]`. narrows: `host` has 8 bits."""
 
     def __init__(self, pools: list[Tensor], host: list[Tensor], narrows: bool = False):
         self.pools, self.host, self.narrows = pools, host, narrows
@@ -34,7 +34,7 @@ class Copies:
                 pool[page].copy_(dequantize(host[slot], pool.dtype) if self.narrows else host[slot])
 
     def left(self) -> "torch.cuda.Event | None":
-        """Return what says when all that was to leave has arrived; None: it has."""
+        """Return an event that comes when all leaving pages have arrived; None: they have."""
         return None
 
     def arrived(self, slot: int) -> None:
@@ -81,7 +81,7 @@ class GpuCopies(Copies):
 
     def come(self, pages: dict[int, int]) -> None:
         kernels = torch.cuda.current_stream(self.device)
-        self.into.wait_stream(kernels)  # which may still read what these pages held
+        self.into.wait_stream(kernels)  # Kernels may still read what these pages held.
         for event in {self.filled[slot] for slot in pages}:
             self.into.wait_event(event)
         with torch.cuda.stream(self.into):
@@ -92,12 +92,12 @@ class GpuCopies(Copies):
                     for here, slots in runs(part):
                         arrived[here].copy_(host[slots], non_blocking=True)
                     pool.index_copy_(0, index, arrived)
-                    del arrived  # before the next one takes as much
+                    del arrived  # Free it before the next one takes as much.
             self.read = self.into.record_event()
         kernels.wait_stream(self.into)
 
     def parts(self, pages: dict[int, int]) -> Iterator[dict[int, int]]:
-        """Give pages in the order of their slots, as many at once as find a place aside."""
+        """Yield the pages in the order of their slots, at most as many at once as there are places aside."""
         ordered = sorted(pages.items())
         for start in range(0, len(ordered), len(self.emptied)):
             yield dict(ordered[start : start + len(self.emptied)])
@@ -117,7 +117,7 @@ class GpuCopies(Copies):
 
 
 def runs(slots: dict[int, int]) -> Iterator[tuple[slice, slice]]:
-    """Give slots that lie one behind the other, which one copy takes: which they are among these, and their numbers."""
+    """Yield each run of consecutive slots, for one copy: their positions in `slots`, and their numbers."""
     ordered, start = [*slots], 0
     for end in range(1, len(ordered) + 1):
         if end == len(ordered) or ordered[end] != ordered[end - 1] + 1:

@@ -2,9 +2,9 @@
 
 Each page is a file of its own, named by its prefix (kv_tiers.py), in the format safetensors, with a checksum over its
 name and its numbers. It is written beside its place and renamed, so that no reader sees half of it. A file that is
-torn, from elsewhere or damaged does not have the checksum, the shape or the type, and is removed. Whoever may write to
-the folder may write checksums too, so it is as trusted as weights are. The files that were used least recently are
-removed when they take more than `most_bytes`; a file's time of modification says when it was used.
+torn, from elsewhere or damaged does not have the checksum, the shape or the type, and is removed. A user who may write
+to the folder may write checksums too, so it is as trusted as weights are. The files that were used least recently are
+removed when all take more than `most_bytes`; a file's time of modification says when it was used.
 """
 
 import logging
@@ -24,10 +24,10 @@ from torch import Tensor
 from .errors import InvalidInput
 
 OURS = re.compile(r"[0-9a-f]{64}\.(kv|[0-9a-f]{8}\.part)")
-HEADER_BYTES = 4096  # more than the head of a file takes
+HEADER_BYTES = 4096  # bytes: a file's header takes less
 MAX_WAITING = 256  # pages that wait to be written; more are dropped, since an engine does not wait for a disk
 READERS = 4  # threads: a checksum takes longer than a read
-KEPT_SHARE, LOOK_SHARE = 0.9, 0.02  # of `most_bytes`: what is left after a look, and what is written before the next
+KEPT_SHARE, LOOK_SHARE = 0.9, 0.02  # of `most_bytes`: kept when files are removed; written before the next look
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 class Disk:
     """The files of pages with these shapes and this type. `write` and `read` return at once; threads do the work.
 
-    Raise InvalidInput if the folder cannot be had. Reads do not wait for writes.
+    Raise InvalidInput if the folder cannot be made or has no room for a page. Reads do not wait for writes.
     """
 
     def __init__(self, folder: Path, most_bytes: int, shapes: list[tuple[int, ...]], dtype: torch.dtype):
@@ -49,7 +49,7 @@ class Disk:
         if self.slots < 1:
             raise InvalidInput(f"a page takes {self.page_bytes:,} bytes: give a larger --kv-disk-memory")
         self.room = threading.BoundedSemaphore(MAX_WAITING)
-        self.bytes = self.unseen = 0  # as of the last look; written since
+        self.bytes = self.unseen = 0  # found by the last look; written since
         self.fails = False
         self.writer, self.reader = ThreadPoolExecutor(1, "kv-writer"), ThreadPoolExecutor(READERS, "kv-reader")
         self.writer.submit(self._look)
@@ -61,12 +61,12 @@ class Disk:
         return self.folder / f"{name.hex()}.kv"
 
     def write(self, name: bytes, parts: list[Tensor], wait: bool = False) -> None:
-        """Write a page soon; parts: its own from now on. wait: if too many others wait; otherwise it is dropped."""
+        """Queue a page; `parts` must not change any more. wait: if the queue is full; otherwise drop it."""
         if self.room.acquire(blocking=wait):
             self.writer.submit(self._write, name, parts)
 
     def touch(self, name: bytes) -> None:
-        """Note that a page is used; this may not be ours to say."""
+        """Note that a page is used, if this process may change its file."""
         with suppress(OSError):
             os.utime(self.path(name))
 
@@ -85,7 +85,7 @@ class Disk:
             self.unseen += self.page_bytes
             if self.unseen > LOOK_SHARE * self.most_bytes or self.bytes + self.unseen > self.most_bytes:
                 self._look()
-        except OSError as error:  # a full disk, a folder that has gone
+        except OSError as error:  # a full disk, or a removed folder
             if not self.fails:
                 log.warning("no pages are written to %s until there is room: %s", self.folder, error)
             self.fails = True
@@ -106,7 +106,7 @@ class Disk:
             return parts
         except OSError:  # another server may have removed it
             return None
-        except Exception as error:  # whatever a file may hold
+        except Exception as error:  # A file may hold anything.
             log.warning("%s is removed and its page computed: %s", path.name, error)
             with suppress(OSError):
                 path.unlink()

@@ -6,12 +6,12 @@ of a prefill. vLLM has this as KV offloading, SGLang as HiCache, and LMCache (Ch
 engines share.
 
 A page is named by all that its K and V depend on: the model, the types, the page size, and every token up to its end
-(a chain of hashes, BLAKE2b, of 256 bits). So what is found under a name is right for whoever asks. On a CPU a second
-pool in the same memory would be a cheat, so there pages are kept in 8 bits (attention/int8.py), which take a half or a
-quarter.
+(a chain of hashes, BLAKE2b, of 256 bits). So what is found under a name is right for every request. On a CPU a second
+pool in the same memory would just be a larger pool, so there pages are kept in 8 bits (attention/int8.py), which take a
+half or a quarter.
 
-The stages ask in two places: who evicts pages calls `evict` and `copy_evicted`, or `keep_all`; who admits a request
-`ready` and `restore`.
+The stages call this in two places: to evict pages `evict` and `copy_evicted`, or `keep_all`; to admit a request `ready`
+and `restore`.
 """
 
 import time
@@ -54,9 +54,9 @@ NO_TIERS = TierOptions()
 
 
 def add_tiers(engine: BaseEngine, options: TierOptions) -> str:
-    """Give an engine the tiers that are asked for, and return a note; none if a copy takes longer than to compute.
+    """Give an engine the tiers that `options` ask for, if a copy is faster than computing; return a note.
 
-    Raise InvalidInput if they cannot be had.
+    Raise InvalidInput if this engine cannot have them.
     """
     if options.host_memory is None:
         if options.disk is not None:
@@ -131,7 +131,7 @@ class Tiers:
         self.slots = host_bytes // self.page_bytes
         if self.slots < 1:
             raise InvalidInput(f"a page takes {self.page_bytes:,} bytes: give a larger --kv-host-memory")
-        # The system gives memory when it is written to; pinned memory at once.
+        # The system provides memory when it is first written to, but pinned memory at once.
         self.host = [torch.empty((self.slots, *shape), dtype=dtype, pin_memory=on_gpu) for shape in self.shapes]
         self.copies = GpuCopies(pools, self.host) if on_gpu else Copies(pools, self.host, self.narrows)
         self.free = list(range(self.slots))[::-1]
@@ -139,21 +139,21 @@ class Tiers:
         self.names: dict[Any, bytes] = {}  # of nodes in the tree
         self.leaving: dict[int, int] = {}  # slots, and the pages that are to be copied there
         self.unwritten: list[bytes] = []  # names of pages for the disk
-        self.copied: deque[tuple[bytes, torch.cuda.Event | None]] = deque()  # to be written, and when they may
-        self.reading: tuple[str, dict[bytes, Future]] = ("", {})  # from disk: for which request, and what
-        self.asked = self.host_tokens = self.disk_tokens = 0  # ever: wanted, come back from the host, read from disk
-        self.bytes_out = self.bytes_in = 0  # ever: from the device, and to it
+        self.copied: deque[tuple[bytes, torch.cuda.Event | None]] = deque()  # to be written, each after its event
+        self.reading: tuple[str, dict[bytes, Future]] = ("", {})  # from disk: the id of the request, its pages by name
+        self.asked = self.host_tokens = self.disk_tokens = 0  # in total: wanted, copied from the host, read from disk
+        self.bytes_out = self.bytes_in = 0  # in total: from the device, to it
 
     # ---- From the device ----
 
     def evict(self, node: Any) -> None:
-        """Keep the page of a node that leaves the tree. Behind the last one comes `copy_evicted`."""
+        """Keep the page of a node that leaves the tree. Call `copy_evicted` after the last one."""
         self.keep(self.name(node), node.page)
         del self.names[node]
 
     def keep_all(self, sequence: Any) -> None:
         """Keep the full pages of a sequence that is preempted, where there is no tree to hold them."""
-        sequence.request.preempted = True  # what it finds when it returns is no hit
+        sequence.request.preempted = True  # Pages that it finds when it returns are no hits.
         names = self.chain(sequence.request, sequence.computed)
         for name, page in reversed([*zip(names, sequence.page_table.pages, strict=False)]):  # the first is used last
             self.keep(name, page)
@@ -174,13 +174,13 @@ class Tiers:
         """Return the slot that the next page gets: a free one, or that of the page that was used least recently."""
         if not self.free:
             self.free.append(self.kept.popitem(last=False)[1])
-        self.leaving.pop(self.free[-1], None)  # of a call that was interrupted
+        self.leaving.pop(self.free[-1], None)  # An interrupted call may have left it.
         return self.free[-1]
 
     def copy_evicted(self, wait: bool = False) -> None:
         """Copy to the host, and to disk, what is to be kept, before its pages are written to.
 
-        wait: even if too many are being written.
+        wait: until all are copied, and have room in the queue for the disk.
         """
         if self.leaving:
             self.copies.leave(self.leaving)
@@ -193,7 +193,7 @@ class Tiers:
             self.write_copied(wait)
 
     def write_copied(self, wait: bool) -> None:
-        """Write pages to disk that the host has by now."""
+        """Write to disk the pages that have arrived on the host."""
         while self.copied and (wait or self.copied[0][1] is None or self.copied[0][1].query()):
             name, left = self.copied.popleft()
             if left is not None:
@@ -227,7 +227,7 @@ class Tiers:
     def ready(self, request: Request, wait: bool) -> bool:
         """Begin to read from disk what a request that is to be admitted needs; return whether the host has it.
 
-        wait: until it has, since nothing else can run. Behind a file that cannot be used, pages are computed.
+        wait: until it has, since nothing else can run. Pages after a file that cannot be used are computed.
         """
         if self.reading[0] != request.request_id:
             names = self.wanted(request)
@@ -240,7 +240,7 @@ class Tiers:
         if not wait and not all(read.done() for read in reads.values()):
             return False
         if reads:
-            self.copies.wait()  # a slot that is given may still be copied from
+            self.copies.wait()  # The slots to be filled may still be copied from.
         for name, read in reads.items():
             if name not in self.kept and (found := read.result()) is not None:
                 slot = self.make_room()
@@ -254,7 +254,7 @@ class Tiers:
     def wanted(self, request: Request) -> list[bytes]:
         """Return the names of the pages that a request lacks on the device and that are elsewhere, the last one first.
 
-        A page is worth nothing without those before it: they are used last, so that they are forgotten last.
+        A page is worth nothing without those before it, so they are used last: then they are evicted last.
         """
         node, names = self.tree and self.tree.root, []
         for place, name in enumerate(self.chain(request, request.num_tokens - 1)[: self.slots]):
@@ -279,12 +279,12 @@ class Tiers:
         if found:
             self.copies.come(dict(zip(slots, sequence.page_table.pages[first:], strict=False)))
             self.bytes_in += len(found) * self.page_bytes
-        self.reading = "", {}  # if it is preempted, it is looked for again
+        self.reading = "", {}  # After a preemption it is looked up again.
         tokens = len(found) * self.page_size
         self.asked += request.num_tokens - sequence.computed
         self.host_tokens += tokens
         sequence.computed += tokens
-        if not (request.preempted or request.token_ids):  # otherwise they may be its own
+        if not (request.preempted or request.token_ids):  # Otherwise it may have computed them itself.
             request.cached_tokens += tokens
 
     # ---- What it is worth ----
@@ -315,7 +315,7 @@ class Tiers:
         }
 
     def close(self) -> None:
-        """Write to disk what the tree holds and no request uses, the newest of it: the next server finds it."""
+        """Write the newest pages of the tree that no request uses to disk: the next server finds them."""
         if self.disk is None:
             return
         newest = [*islice(reversed(self.tree.unused if self.tree else {}), self.disk.slots)]
@@ -327,5 +327,5 @@ class Tiers:
 
 
 def name_of(parent: bytes, tokens: list[int] | tuple[int, ...]) -> bytes:
-    """Return the name of a page with these tokens, behind the page with the name `parent`."""
+    """Return the name of a page with these tokens that follows the page named `parent`."""
     return blake2b(parent + array("q", tokens).tobytes(), digest_size=NAME_BYTES).digest()

@@ -60,20 +60,20 @@ KNOWN = {
     "eva_config", "exclude_modules", "inference_mode", "init_lora_weights", "lora_dropout", "megatron_core",
     "peft_version", "qalora_group_size", "revision", "runtime_config", "task_type",
 }  # fmt: skip
-# Of A and B in training; other starts change the model's weights, too.
+# How training starts A and B. Other starts change the model's weights, too.
 STARTS = (True, False, "gaussian", "eva", "orthogonal")
 
 
 class Adapter(NamedTuple):
     """An adapter.
 
-    weights: for each layer that it changes, A `[r, in]` and scale * B `[r, out]`, of all parts of a matrix that stacks
-    several; and where the numbers of each row of B begin and end, beside which there are zeros: `[r, 2]`, int64. All on
-    the host.
+    weights: for each layer that it changes, A `[r, in]` and scale * B `[r, out]`, stacked over the modules that share
+    the layer's matrix; and `[r, 2]`, int64, where the numbers of each row of B begin and end, with zeros on both sides.
+    All on the host.
     """
 
     name: str
-    key: str  # the name and a hash of the weights: what requests and their pages are known by
+    key: str  # the name and a hash of the weights, for requests and their pages
     folder: Path
     weights: dict[str, tuple[Tensor, Tensor, Tensor]]
 
@@ -165,7 +165,7 @@ def targeted(config: ModelConfig, targets: Sequence[str]) -> list[tuple[str, str
     """Return (layer, module of a checkpoint, outputs of the layer that are the module's) for each target module."""
     found = []
     for path, tensor, rows in checkpoint_names(config):
-        module = tensor.removesuffix(".weight")  # a bias is none of the targets
+        module = tensor.removesuffix(".weight")  # a bias is no target
         if module.rpartition(".")[2] in targets:
             found.append((path.removesuffix(".weight"), module, rows))
     return found
@@ -205,7 +205,7 @@ class StepRows:
     """Which rows of a step have which adapter, for the products of all layers.
 
     kernels: fused/numba_adapters.py or triton_adapters.py; None: grouped products. held: how many adapters there are.
-    replayed: rows of the largest step that graphs run. It has its numbers in buffers, since a graph holds addresses.
+    replayed: rows of the largest step that graphs run. Such steps use buffers, since a graph holds addresses.
     """
 
     def __init__(self, kernels: Any, held: int, replayed: int, device: torch.device):
@@ -218,7 +218,7 @@ class StepRows:
             self.buffers = places[:replayed], places[replayed:].view(-1, 3)
 
     def lay(self, rows: Sequence[Sequence[int]], count: int) -> None:
-        """Take a step of `count` rows. rows: of each adapter."""
+        """Take a step of `count` rows. rows: the numbers of those of each adapter."""
         self.order, ends = to_device([*chain(*rows)], torch.int64, self.device), [*accumulate(map(len, rows))]
         if not self.kernels:
             self.ends = to_device(ends, torch.int32, self.device)
@@ -277,7 +277,7 @@ class AdaptedModel(AroundModel):
         return (self.model if self.step.order is None else self.adapted)(token_ids, positions, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """As `Transformer.logits`. Graphs know the scores of their own passes alone."""
+        """As `Transformer.logits`. Graphs only have the scores of their own passes."""
         return (self.model if self.step.order is None else self.adapted).logits(hidden)
 
     def plan(self, chunks: Sequence[Any]) -> None:
@@ -285,7 +285,7 @@ class AdaptedModel(AroundModel):
         rows: list[list[int]] = [[] for _ in self.numbers]
         start = 0
         for chunk in chunks:
-            count = getattr(chunk, "num_tokens", len(chunk.token_ids))  # from stage 07 on with draft tokens
+            count = getattr(chunk, "num_tokens", len(chunk.token_ids))  # Stages 07 and 08 also count draft tokens.
             if (key := chunk.sequence.request.params.adapter) is not None:
                 rows[self.numbers[key]] += range(start, start + count)
             start += count
@@ -308,7 +308,7 @@ class AdaptedModel(AroundModel):
             with current(self.device):
                 adapted = graphs.around(adapted)
             step.order = None
-        # Together and last: if memory runs out before, all is as it was.
+        # Set together, at the end: if memory runs out before, nothing has changed.
         self.adapted, self.step = adapted, step
         self.numbers = {adapter.key: number for number, adapter in enumerate(adapters)}
 
@@ -343,7 +343,7 @@ class AdaptedModel(AroundModel):
 
 
 def product_of(model: Transformer, layer: nn.Module) -> Callable[[Tensor], Tensor]:
-    """Return what multiplies with a layer's weight as the model does, up to its few tokens by their kernels."""
+    """Return the function that multiplies by a layer's weight as the model does: few tokens with their kernels."""
     kernels, most = getattr(model, "kernels", None), getattr(model, "most_few", 0)
     if not most:
         return layer if kernels is None else lambda x: kernels.apply_linear(layer, x)
@@ -380,7 +380,7 @@ def with_layers(model: Transformer, layers: Mapping[str, nn.Module]) -> Transfor
         return other
 
     adapted = twin(model)
-    adapted.few, adapted.logits = NO_BLOCKS, model.logits  # blocks read their own layers' weights
+    adapted.few, adapted.logits = NO_BLOCKS, model.logits  # kernels for few tokens read the old layers
     adapted.blocks = nn.ModuleList(map(twin, model.blocks))
     for block in adapted.blocks:
         block.attention, block.mlp = twin(block.attention), twin(block.mlp)
@@ -406,20 +406,20 @@ def read_adapters(options: Iterable[str], loaded: Loaded, folders: Mapping[str, 
 
 
 def adapter_bytes(adapters: Mapping[str, Adapter]) -> int:
-    """Return what they take on the device: each as much as the largest, see `stacked`."""
+    """Return the bytes that they take on the device: each as many as the largest, see `stacked`."""
     each = [sum(part.nbytes for pair in one.weights.values() for part in pair[:2]) for one in adapters.values()]
     return len(each) * max(each, default=0)
 
 
 def expect_other_pages(tree: Any) -> None:
-    """Raise InvalidInput if a tree finds an adapter's page for the model alone, as a learner's own may."""
+    """Raise InvalidInput if a tree, such as a learner's own, finds an adapter's page for the model alone."""
     tree.insert([], SaltedTokens([0], -1), 0)
     if tree.follow([], [0]) is not None:
         raise InvalidInput("this prefix tree shares pages between adapters: let it ask by page_key (common/request.py)")
 
 
 def add_adapters(engine: BaseEngine, holder: Any, adapters: dict[str, Adapter]) -> str:
-    """Give an engine these adapters, and return a note. holder: of its model, the engine or the overlapped loop's."""
+    """Give an engine these adapters, and return a note. holder: the engine, or the loop's `Resolved`."""
     if not adapters:
         return ""
     if tree := getattr(getattr(engine.scheduler, "allocator", None), "tree", None):

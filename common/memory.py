@@ -17,10 +17,10 @@ from .transfers import current
 
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 CPU_KV_BYTES = 2**30
-WORKSPACE = 64 * 2**20  # of matrix products, and what the first launch of each kernel takes
-GRAPH = 4 * 2**20  # one recording of a few hundred launches; there is one for every 16 requests
+WORKSPACE = 64 * 2**20  # bytes, for matrix products and the first launch of each kernel
+GRAPH = 4 * 2**20  # bytes of one recording of a few hundred launches; there is one for every 16 requests
 GPU_SHARE = 0.9  # of the GPU's memory; the rest is for fragmentation and for other processes
-# What the sampler takes the most memory for: every filter, and penalties of tokens that are greedy.
+# The sampler takes the most memory for these: all filters, and penalties with greedy tokens.
 COSTLIEST = (
     SamplingParams(temperature=1.0, top_p=0.9, min_p=0.01, presence_penalty=1.0, logprobs=20),
     SamplingParams(temperature=0.0, presence_penalty=1.0, logprobs=20),
@@ -44,8 +44,8 @@ def kv_bytes_left(loaded: Loaded, tokens: int, rows: int, share: float = 1.0, dr
     with `rows` of them sampled, and return what its peak leaves. If several ranks share the model, return the minimum
     over all ranks.
 
-    share: the part of the GPU that this process may fill, weights and a step's peak included. Of workers that share a
-    GPU the first one finds all free, so free memory alone does not say what the others will take.
+    share: the part of the GPU that this process may fill, weights and a step's peak included. The first of several
+    workers on a GPU finds all of it free, so free memory alone does not say what the others will take.
     drawn: how many rows have a draft token with the distribution that it was drawn from, in float64.
     """
     if loaded.device.type != "cuda":
@@ -95,8 +95,8 @@ def graph_bytes(config: ModelConfig, dtype: torch.dtype, requests: int, models: 
     """Estimate from above how many bytes the graphs for batches of up to `requests` requests take.
 
     They share the memory of the largest: the partial results of attention, the logits as they are computed, and a few
-    activations. Each model (a draft model, too, and one with adapters) has its recordings, and logits where they are
-    read. Beside them lies the workspace of matrix products.
+    activations. Each model (also a draft model, and one with adapters) has its recordings, and a buffer for its logits.
+    The workspace of matrix products is added.
     """
     partial = MAX_PIECES * config.num_heads * (config.head_dim + 1) * 4
     widths = 4 * config.hidden_size + 3 * config.intermediate_size
@@ -135,9 +135,9 @@ def pages_that_fit(budget: int, page_size: int, token_bytes: int) -> int:
 def zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return zeros as `torch.zeros` does; on a CPU the system provides each page of zeros at its first use.
 
-    In small pages of memory: the system takes up to a millisecond to fill a huge one, of 2 MiB, and K and V of all
-    layers would come to the end of theirs in the same step, which would take 20 to 60 ms longer. Raise MemoryError if
-    there is not enough.
+    The pages are small: the system takes up to a millisecond to fill a huge one, of 2 MiB, and K and V of all layers
+    would reach the end of theirs in the same step, which would take 20 to 60 ms longer. Raise MemoryError if there is
+    not enough.
     """
     if device.type != "cpu":
         return torch.zeros(shape, device=device, dtype=dtype)

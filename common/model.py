@@ -51,7 +51,7 @@ class ModelConfig:
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: bool = False
-    kv_int8: bool = False  # whether pages hold K and V in 8 bits: no checkpoint says so, `load_model` does
+    kv_int8: bool = False  # whether pages hold K and V in 8 bits; set by `load_model`, not by a checkpoint
 
     def __post_init__(self):
         if self.kv_int8 and self.head_dim % SCALE_BYTES:
@@ -68,7 +68,7 @@ class ModelConfig:
     def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
         """Return the bytes of K and V of one token in all layers: 2 * layers * H_kv * D * bytes per element.
 
-        dtype: the model's. In 8 bits, D + 4 bytes per row whatever it is.
+        dtype: the model's. K and V in 8 bits take D + 4 bytes per row with any dtype.
         """
         return 2 * self.num_layers * self.num_kv_heads * self.kv_width * (1 if self.kv_int8 else dtype.itemsize)
 

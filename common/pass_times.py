@@ -16,11 +16,11 @@ from .attention import PagedBatch
 from .model import Transformer
 
 CONTEXT = 128  # tokens of each text
-# Tokens. Kernels and graphs end at some sizes, such as 10: one token more may cost much more.
+# Tokens. Some sizes, such as 10, are the largest of a kernel or a graph: one token more may cost much more.
 SIZES = (1, 2, 4, 8, 10, 11, 16, 17, 32, 33, 64, 128, 256, 512)
-LONG = 0.1  # seconds; passes longer than that are not measured, but estimated from the two longest that were
-TIMES = 5  # each, at most; the fastest counts, since whatever disturbs a pass makes it longer
-ENOUGH = 0.02  # seconds of one size: what disturbs a long pass is a small part of it
+LONG = 0.1  # seconds; longer passes are not measured, but estimated from the two longest measured ones
+TIMES = 5  # runs of each size, at most; the fastest counts, since disturbances only make a pass longer
+ENOUGH = 0.02  # seconds for one size: a disturbance is only a small part of a long pass
 
 
 class PassTimes:
@@ -63,7 +63,7 @@ def measured_costs(model: Transformer, cache: Any, drafter: Any) -> Costs:
 
 @torch.inference_mode()
 def pass_times(model: Transformer, cache: Any) -> PassTimes:
-    """Measure passes over SIZES tokens, each of another request, up to the token that each has chosen.
+    """Measure passes over SIZES tokens, one of each request, the choice of their next tokens included.
 
     cache: a stage's KVCache that no request uses yet; its first page is written to. A model is measured once in a
     process.
@@ -72,7 +72,7 @@ def pass_times(model: Transformer, cache: Any) -> PassTimes:
         seconds: dict[int, float] = {}
         for size in SIZES:
             last = list(seconds)[-2:]
-            # A line through neighbours such as 10 and 11 says nothing about larger sizes: they are not the last two.
+            # The line through neighbours such as 10 and 11 says nothing of larger sizes: they must not be the last two.
             if len(last) == 2 and last[1] > 1.3 * last[0] and seconds[last[1]] >= LONG:
                 break
             run = decode_pass(model, cache, size)
@@ -94,7 +94,7 @@ def decode_pass(model: Transformer, cache: Any, requests: int) -> Callable[[], o
 
     def run() -> list[int]:
         hidden = model(ids, ids, cache.bind(paged))
-        return model.logits(hidden).argmax(-1).tolist()  # a GPU is done when the list is here
+        return model.logits(hidden).argmax(-1).tolist()  # The host has the list only when a GPU is done.
 
     return run
 

@@ -21,8 +21,8 @@ def apply_penalties(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
     [B, V] -> [B, V]: a new tensor, float32, or the same one if no row wants that. Repetition counts prompt and
     output, as the paper that introduced it does (CTRL); presence and frequency only the output, as OpenAI's do.
-    Before them come the biases, and the tokens that may not end the answer yet: as in vLLM. After them, only the tokens
-    that a structure allows keep their logits.
+    Biases, and the ban of tokens that may not end the answer yet, are applied before them, as in vLLM. After them, only
+    the tokens that a structure allows keep their logits.
     """
     index = [i for i, row in enumerate(rows) if row.params.has_penalties]
     if not index:
@@ -46,7 +46,7 @@ def apply_penalties(logits: Tensor, rows: Sequence[Row]) -> Tensor:
     repetition, frequency, presence = numbers.unbind(-1)
     # A token that occurs again is computed again, with the same result.
     scores, count = changed.view(-1)[seen], counts[seen]
-    # Dividing would make a negative logit likelier, so that is multiplied.
+    # Dividing a negative logit would make its token likelier, so such a logit is multiplied.
     scores = torch.where(scores > 0, scores / repetition, scores * repetition)
     changed.view(-1)[seen] = scores - frequency * count - presence * (count > 0)
     return apply_masks(logits.index_copy(0, places, changed), everyone)

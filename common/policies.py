@@ -1,8 +1,8 @@
-"""Whose request is next, and who gives way when memory runs out: the policy behind a scheduler's queue.
+"""Which request is next, and which gives way when memory runs out: the policy behind a scheduler's queue.
 
-First come, first served needs none: one client that sends 500 requests is served before nine who send one each. A
-policy puts both lists of a scheduler into another order before each step. Who stands first among those that wait is
-admitted next, who stands last among those that run is preempted first.
+First come, first served needs no policy: a client that sends 500 requests is served before nine that send one each. A
+policy puts both lists of a scheduler into another order before each step. The first of the waiting requests is admitted
+next, and the last of the running ones is preempted first.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from .request import Request
 from .sampling_params import MAX_TENANT
 
 POLICIES = ("fcfs", "priority", "fair")
-INPUT, OUTPUT = 1.0, 2.0  # what a token costs a tenant that is read, and one that a decode step runs, as in the paper
+INPUT, OUTPUT = 1.0, 2.0  # the price of a prompt's token, and of one that a decode step runs, as in the paper
 MAX_AWAY = 1000  # tenants without requests whose counters are kept: clients may make up names
 
 
 class Scheduling(NamedTuple):
-    """Which policy, and for "fair" the weights of tenants that have other ones than 1."""
+    """The policy, and for "fair" the weights of the tenants whose weight is not 1."""
 
     policy: str = "fcfs"
     weights: Mapping[str, float] = {}
@@ -33,7 +33,7 @@ FIRST_COME = Scheduling()
 
 
 class Key(NamedTuple):
-    """A line of `--api-keys`: a tenant's name, what its clients send, and its share beside the others'."""
+    """A line of `--api-keys`: a tenant's name, the key that its clients send, and the weight of its share."""
 
     name: str
     key: str
@@ -41,7 +41,7 @@ class Key(NamedTuple):
 
 
 class Priority:
-    """A lower `priority` comes first, as in vLLM; among equals, who came first."""
+    """A lower `priority` comes first, as in vLLM; among equals, the one that arrived first."""
 
     def order(self, running: dict[str, Any], waiting: Iterable[Request]) -> tuple[dict[str, Any], deque[Request]]:
         """Return both in the order in which they are to be served. running: by request id, each has a `request`.
@@ -52,16 +52,16 @@ class Priority:
         return dict(ranked), deque(sorted(waiting, key=lambda request: request.params.priority))
 
     def makes_room(self, running: dict[str, Any], waiting: deque[Request]) -> bool:
-        """Return whether the last that runs is to give its place to the first that waits. All places are taken."""
+        """Return whether the last running request gives its place to the first waiting one. All places are taken."""
         return False
 
 
 class Fair:
-    """Whose tenant has had least comes first: the virtual token counter (Sheng et al., OSDI 2024).
+    """The tenant that has had least comes first: the virtual token counter (Sheng et al., OSDI 2024).
 
     Each tenant's counter grows by the tokens that run for it, over its weight; what is found in a cache, run again or
     drafted in vain costs nothing. A tenant that comes, or comes back, starts no lower than the lowest of those that are
-    being served, so that nobody saves up for later. Of two tenants that both have requests waiting all the time neither
+    being served, so that no tenant saves up for later. Of two tenants that both always have waiting requests, neither
     gets ahead by more than twice what one batch holds (the paper's bound).
     """
 
@@ -69,7 +69,7 @@ class Fair:
         self.engine, self.weights = engine, weights
         self.counters: dict[str, float] = {}  # by tenant
         self.least = 0.0  # the lowest counter of those that were served together: it never falls
-        self.steps = 0  # of the engine's trace, that are charged
+        self.steps = 0  # steps of the engine's trace that are charged
         self.requests: dict[str, Request] = {}  # unfinished ones, as of the last call
         self.charged: dict[str, int] = {}  # tokens, by request id
 
@@ -79,10 +79,10 @@ class Fair:
         waiting, due = list(waiting), dict(self.counters)
         queued = {request.request_id for request in waiting}
         for name, request in self.requests.items():
-            if not (request.token_ids or name in queued):  # what has been admitted counts before it has run
+            if not (request.token_ids or name in queued):  # An admitted request counts before it has run.
                 due[request.params.tenant] += self._cost(request, INPUT, request.num_tokens - self.charged.get(name, 0))
         places = []
-        for request in waiting:  # each of a tenant's counts for its next
+        for request in waiting:  # Each one counts for its tenant's next one.
             places.append(due[request.params.tenant])
             ahead = request.num_tokens - self.charged.get(request.request_id, 0)
             due[request.params.tenant] += self._cost(request, INPUT, ahead)
@@ -91,10 +91,10 @@ class Fair:
         return dict(ranked), deque(waiting[place] for place in in_turn)
 
     def makes_room(self, running: dict[str, Any], waiting: deque[Request]) -> bool:
-        """Say whether the last's tenant has two places more than its share, and the first's would not exceed its own.
+        """Return whether the last one's tenant has two places too many, and the first one's has one too few.
 
-        So nobody waits for the long answers of a flood. Tenants with as much to do seldom interrupt each other: a place
-        that becomes free goes now to one, now to the other.
+        So no tenant waits for the long answers of another's many requests. Tenants with equally much to do seldom
+        interrupt each other, since they get free places in turn.
         """
         if not waiting:
             return False
@@ -114,7 +114,7 @@ class Fair:
             for name, phase, tokens in record.works:
                 if (request := self.requests.get(name)) is not None:
                     charged = self.charged.get(name, 0)
-                    tokens = min(tokens, request.num_tokens - charged)  # not what a preemption has run again
+                    tokens = min(tokens, request.num_tokens - charged)  # A preemption's second run costs nothing.
                     price = OUTPUT if phase == "decode" else INPUT
                     self.counters[request.params.tenant] += self._cost(request, price, tokens)
                     self.charged[name] = charged + max(0, tokens)
@@ -133,7 +133,7 @@ class Fair:
 
 
 def add_policy(engine: BaseEngine, scheduling: Scheduling) -> None:
-    """Have an engine's scheduler, or stage 08's router, ask the policy. Raise InvalidInput if there is none to ask."""
+    """Have an engine's scheduler, or stage 08's router, ask the policy. Raise InvalidInput if neither can."""
     if scheduling.policy == "fcfs":
         return
     asks = engine if hasattr(engine, "policy") else engine.scheduler

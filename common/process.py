@@ -29,7 +29,7 @@ from typing import TypeVar
 
 STAT = Path("/proc/stat")  # processor time of all programs, on Linux
 # Numbers of malloc.h. M_TRIM_THRESHOLD, M_MMAP_THRESHOLD: the sizes in bytes from which memory goes back to the system.
-# M_TOP_PAD: what a heap keeps in reserve; without it those of other threads than the first end whenever they are empty.
+# M_TOP_PAD: the reserve of a heap; without it, the heaps of all threads but the first end whenever they are empty.
 MALLOC_OPTIONS = {-1: 2**31 - 1, -3: 2**30, -2: 2**26}
 Result = TypeVar("Result")
 
@@ -72,7 +72,7 @@ def join_all(threads: Iterable[threading.Thread], seconds: float) -> None:
 
 
 def return_freed_memory() -> None:
-    """Let the C library give back what it has kept until now: while a model loads, each copy is another size."""
+    """Let the C library return the memory that it has kept: while a model loads, each copy has another size."""
     with suppress(TypeError, AttributeError):  # Windows; no such function
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -93,10 +93,10 @@ class FreeCores:
     """
 
     LOOK_SECONDS = 0.1  # a clock tick of /proc/stat is 0.01 s, so that half a core is five of them
-    MAX_SHARE = 0.005  # of the time, for looking: /proc/stat has a line for each core
+    MAX_SHARE = 0.005  # of the time, at most, for looking: /proc/stat has a line for each core
 
     def __init__(self):
-        self.seen: tuple[float, float] | None = None  # on the clock, and seconds taken by others until then
+        self.seen: tuple[float, float] | None = None  # time of the last look; seconds that others had taken by then
         self.count, self.wait = os.cpu_count() or 1, self.LOOK_SECONDS
 
     def look(self) -> int:
@@ -121,4 +121,4 @@ def freeze_loaded_objects() -> None:
     """Exempt every object that exists now from garbage collection (as vLLM's servers do)."""
     gc.collect()
     gc.freeze()
-    atexit.register(gc.unfreeze)  # or libraries that count their objects at exit report leaks
+    atexit.register(gc.unfreeze)  # Otherwise libraries that count their objects at exit report leaks.

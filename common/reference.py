@@ -44,9 +44,9 @@ class Reference:
 
     @torch.inference_mode()
     def generate_like(self, prompt: Sequence[int], answer: Sequence[int]) -> list[int]:
-        """Return what `generate` gives for as many tokens as the answer has, faster if it is the answer.
+        """Return what `generate` gives for as many tokens as the answer has; faster if that is the answer itself.
 
-        One pass over both shows that: each token is the likeliest behind those before it, and none but the last ends.
+        One pass over both shows it: each token is the likeliest after those before it, and only the last may be an end.
         """
         token_ids = torch.tensor([[*prompt, *answer]], device=self.model.device)
         likeliest = self.model(token_ids).logits[0, len(prompt) - 1 : -1].argmax(-1).tolist()

@@ -39,7 +39,7 @@ class Timings:
 
 
 class SaltedTokens(list):
-    """Token ids of a request with an adapter. salt: what a page of them is known by beside its tokens."""
+    """Token ids of a request with an adapter. salt: part of the key of their pages, beside the tokens."""
 
     def __init__(self, token_ids: list[int], salt: int):
         super().__init__(token_ids)
@@ -47,7 +47,7 @@ class SaltedTokens(list):
 
 
 def page_key(tokens: Sequence[int]) -> tuple[int, ...]:
-    """Return what a page with these tokens is known by, behind the page before it; a salt is negative, and first."""
+    """Return the key of a page with these tokens among those after the same page; a salt is negative, and first."""
     return (tokens.salt, *tokens) if isinstance(tokens, SaltedTokens) else tuple(tokens)
 
 
@@ -76,8 +76,8 @@ class Request:
         self.params = replace(params, ending_token_ids=sorted(ending)) if params.min_tokens else params
         if params.structure is not None:
             self.params = replace(self.params, structure=replace(params.structure))
-            params = replace(params, ignore_eos=False)  # an answer that is complete ends
-        self.salt = 0  # not 0: adapters change K and V, so the same tokens are other pages
+            params = replace(params, ignore_eos=False)  # A complete answer must end.
+        self.salt = 0  # Not 0 with an adapter: it changes K and V, so the same tokens are other pages.
         if params.adapter is not None:
             self.salt = -1 - (int.from_bytes(blake2b(params.adapter.encode(), digest_size=8).digest(), "big") >> 1)
         self.max_tokens = max_tokens
@@ -121,7 +121,7 @@ class Request:
 
     def token_ids_between(self, start: int, stop: int) -> list[int]:
         """Return `all_token_ids[start:stop]` without building the whole sequence."""
-        output = len(self.prompt_token_ids)  # where it begins
+        output = len(self.prompt_token_ids)  # where the output begins
         found = self.prompt_token_ids[start:stop] + self.token_ids[max(start - output, 0) : max(stop - output, 0)]
         return SaltedTokens(found, self.salt) if self.salt else found
 

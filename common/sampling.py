@@ -37,9 +37,9 @@ from .penalties import apply_penalties
 from .sampling_params import Row, SamplingParams
 from .transfers import ToHost, to_device
 
-# Rows that pass the filters together. On the way each takes about 70 bytes a token of the vocabulary, and leaves 8.
+# Rows that pass the filters together. Each takes about 70 bytes per token of the vocabulary meanwhile, and 8 after.
 MAX_ROWS = 64
-# Tokens that a CPU ranks first: top-k and top-p seldom keep more, and to sort 151,936 takes it 15 times as long.
+# Tokens that a CPU ranks first: top-k and top-p seldom keep more, and sorting 151,936 takes 15 times as long.
 CANDIDATES = 512
 
 
@@ -178,7 +178,7 @@ def _keep_top(weights: Tensor, logits: Tensor, params: Sequence[SamplingParams],
     kept = kept.masked_fill(ahead >= top_p * total, 0.0)
     result = torch.zeros_like(weights).scatter(-1, order, kept)
     if first < V:
-        # Equals of the last one ranked may be missing: all that the filters keep must stand before them.
+        # Tokens that tie with the last ranked one may be missing, so all that the filters keep must rank before it.
         needed = torch.where(top_k < V, top_k, (kept > 0).sum(-1, keepdim=True))
         short = (needed > (scores > scores[:, -1:]).sum(-1, keepdim=True)).nonzero()[:, 0]
         if len(short):

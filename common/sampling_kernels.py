@@ -35,15 +35,15 @@ from .transfers import to_device
 
 BLOCK = 4096
 MIN_TEMPERATURE = 1e-30  # below it float32 has no reciprocal; any two logits that differ are infinitely far apart there
-MAX_TEMPERATURE = 1e30  # all finite logits have the same weight there; of float32's infinity and -inf it would be NaN
-PARTS = 8  # of a block, whose maxima say which logits are among a row's largest
-NEAREST = 4096  # of these, at most, are copied; where they do not suffice, the whole row is read again for each bit
+MAX_TEMPERATURE = 1e30  # all finite logits weigh the same there; with float32's infinity, -inf would become NaN
+PARTS = 8  # parts of a block: their maxima say which logits are among a row's largest
+NEAREST = 4096  # largest logits copied, at most; if they do not suffice, the whole row is read again for each bit
 LOWEST = -3.4028234663852886e38  # float32's least finite number
 
 
 @triton.jit
 def logit_of(key):
-    """The float32 with this place among all of them: uint32 in ascending order, which NaNs of either sign enclose."""
+    """The float32 that has this key. Keys are uint32 in the order of the numbers, with NaNs at both ends."""
     bits = tl.where(key >> 31 == 1, key ^ 0x80000000, key ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
@@ -63,13 +63,13 @@ def at_least(values, count, cut, top, temperature, BLOCK: tl.constexpr):
 
 @triton.jit
 def least_kept(values, count, number, mass, top, temperature, FIRST_BIT: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest key whose logit `number` values reach, or values that weigh `mass` together: see `logit_of`."""
+    """The largest key whose logit is reached by `number` values, or by values that weigh `mass` (see `logit_of`)."""
     key = tl.zeros([], tl.uint32)
     for bit in range(32 - FIRST_BIT):
         larger = key | (tl.full([], 0x80000000, tl.uint32) >> bit)
         found, found_mass = at_least(values, count, logit_of(larger), top, temperature, BLOCK)
         key = tl.where((found >= number) | (found_mass >= mass), larger, key)
-    # Bits of bfloat16 that are no bits of float32: zeros, which are ones in the key of a negative number.
+    # The low bits of a bfloat16 as float32 are zeros; in the key of a negative number they are ones.
     return tl.where(key >> 31 == 1, key, key | ((1 << FIRST_BIT) - 1))
 
 
@@ -79,7 +79,7 @@ def cut_among(
 ):  # fmt: skip
     """The least logit that top-k and top-p keep of the values from `floor` on, and how many equal to it they keep.
 
-    mass: of all tokens from `floor` on, among which are tokens that are not among the values.
+    mass: of all tokens from `floor` on, also of those that are not among the values.
     """
     cut, ties = floor, 0x7FFFFFFF
     alive, alive_mass = at_least(values, count, floor, top, temperature, BLOCK)
@@ -145,11 +145,11 @@ def cut_kernel(
             places = count + tl.cumsum(is_near) - 1
             tl.store(nearest + places, scores, (is_near > 0) & (places < NEAREST))
             count += tl.sum(is_near)
-    tl.debug_barrier()  # what one thread has copied the others read
+    tl.debug_barrier()  # Each thread reads what the others have copied.
 
     near_number, near_mass = at_least(nearest, tl.minimum(count, NEAREST), near, top, temperature, BLOCK)
     mass = tl.sum(block_masses)
-    all_near = near <= floor  # then those copied are all that min-p leaves
+    all_near = near <= floor  # Then all tokens that min-p keeps are copied.
     enough = all_near | (top_k <= count) | ((top_k >= V) & (min_p <= 0) & (near_mass >= top_p * mass))
     if enough & (count <= NEAREST):
         mass = tl.where(all_near, near_mass, mass)
@@ -227,7 +227,7 @@ def draw_kernel(
     totals = tl.load(sums + row * BLOCKS + blocks, exists, other=0.0).to(tl.float64) * factors
     cdf = tl.cumsum(totals, axis=0)
     threshold = number * tl.max(cdf, axis=0)
-    # A block of weight 0 is never chosen. Where rounding leaves no sum above the threshold, the last other one is.
+    # A block of weight 0 is never chosen. If rounding leaves no sum above the threshold, the last one with weight is.
     last = tl.max(tl.where(totals > 0, blocks, 0), axis=0)
     block = tl.min(tl.where((cdf > threshold) & (totals > 0), blocks, last), axis=0)
     here = blocks == block

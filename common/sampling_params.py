@@ -49,7 +49,7 @@ class SamplingParams:
     logprobs: int | None = None  # None: off; n: for the sampled token and the n likeliest
     priority: int = 0  # a lower one is served first, with --scheduling priority
     tenant: str = ""  # whose request it is, with --scheduling fair
-    adapter: str | None = None  # None: the model alone; a name of `BaseEngine.adapters`, whose key `add` puts here
+    adapter: str | None = None  # None: the model alone; a name in `BaseEngine.adapters`: `add` puts its key here
     structure: Structure | None = None  # the form that the answer must have; Request gives it a state
 
     def __post_init__(self):

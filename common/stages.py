@@ -1,7 +1,7 @@
 """Find a stage's folder and load its engine. Folder names begin with a digit, so `import` cannot name them.
 
-With COURSE_STAGE=my/05_paged_attention, as `course.py test my/05` sets it, that folder is stage 05: a learner's code is
-tested and measured by what names the stage.
+With COURSE_STAGE=my/05_paged_attention, as `course.py test my/05` sets it, that folder is stage 05: tests and
+measurements that name the stage then run a learner's code.
 """
 
 import importlib
@@ -41,7 +41,7 @@ def load_stage_module(name: str | Path, module: str) -> ModuleType:
     folder = stage_folder(name)
     if str(folder.parent) not in sys.path:
         sys.path.insert(0, str(folder.parent))
-    if folder.name not in sys.modules:  # or a folder of the same name that stands earlier in sys.path would come first
+    if folder.name not in sys.modules:  # Otherwise a folder of the same name earlier in sys.path would come first.
         sys.modules[folder.name] = ModuleType(folder.name)
         sys.modules[folder.name].__path__ = [str(folder)]
     loaded = importlib.import_module(f"{folder.name}.{module}")
@@ -55,7 +55,7 @@ def load_stage_module(name: str | Path, module: str) -> ModuleType:
 def load_engine(name: str | Path) -> type:
     """Return the `Engine` class of a stage (`load_engine("02")`) or of any folder whose engine.py defines one.
 
-    Where engines are workers, it is what deployment.py puts in front of them.
+    Where engines are workers, it is the class that deployment.py puts in front of them.
     """
     module = "deployment" if (stage_folder(name) / "deployment.py").exists() else "engine"
     return load_stage_module(name, module).Engine

@@ -1,8 +1,8 @@
-"""What no book keeps, read by listening in: what was drafted, and where the time of a step goes.
+"""What no other record has: what was drafted, and where the time of a step goes.
 
 The time is that of attention, the rest of the model, drafting and sampling; what remains is bookkeeping. Functions are
-replaced on one engine while its steps are timed: the engine that is read is the engine that runs. The page shows these
-parts, and the benchmark of stage 05 compares them.
+replaced on one engine while its steps are timed, so the engine that is measured is the engine that runs. The page shows
+these parts, and the benchmark of stage 05 compares them.
 """
 
 import time
@@ -22,7 +22,7 @@ class TimedModel(AroundModel):
 
     def __init__(self, model: Any, clock: "StepClock"):
         self.model, self.clock = model, clock
-        self.ended = 0.0  # the newest pass: what follows it in the engine's `run` is sampling
+        self.ended = 0.0  # when the newest pass ended: the rest of the engine's `run` is sampling
 
     def __call__(self, *arguments):
         hidden = self.clock.timed("model", self.model)(*arguments)
@@ -33,7 +33,7 @@ class TimedModel(AroundModel):
 class StepClock:
     """Add up the seconds of each part of an engine's steps, and keep what was drafted in the newest.
 
-    times: False to keep drafts only. Timing waits for a GPU at the borders of all parts.
+    times: False to keep drafts only. Timing waits for a GPU before and after each part.
     """
 
     def __init__(self, engine: BaseEngine, times: bool = True):
@@ -45,7 +45,7 @@ class StepClock:
     def running(self) -> Iterator[None]:
         """Listen to the engine's parts while the block runs; then it is as it was."""
         engine = self.engine
-        # The overlapped loop changes its own wrapper of the model, which therefore stays where it is.
+        # The overlapped loop changes its own wrapper of the model, so that stays, and the model within is replaced.
         holder = engine.model if isinstance(engine.model, Resolved) else engine
         model = TimedModel(holder.model, self)
 

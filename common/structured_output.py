@@ -3,7 +3,7 @@
 A grammar comes from a JSON schema, a regular expression, a list of choices or a grammar in Lark's notation. llguidance
 compiles it, once for all requests that share it, and keeps a request's state. That state is a function of the
 request's tokens, so nothing is lost when a request is preempted or begins again on another worker: its tokens are read
-again. The sampler's rows carry their tokens, those of draft tokens too, so a row's mask is that of the state it has.
+again. Each row of the sampler carries its tokens, draft tokens included, so its mask is that of its own state.
 
     commit: tokens of step n ──> prefetch ── masks of step n + 1, on a thread of its own ──┐
                                  schedule, run the model ───────────────────────────────> sample
@@ -40,7 +40,7 @@ _vocabularies: dict[str, Any] = {}  # by the name of the model: Loaded
 class Structure:
     """The form that an answer must have. grammar: as llguidance writes it. model: whose tokens it is matched with.
 
-    tried: whether a process of its own has tried the grammar out (`grammar_trial`), so that this one need not.
+    tried: whether a separate process has tried the grammar out (`grammar_trial`), so that this one need not.
 
     Equal structures share what is compiled. `dataclasses.replace` gives one with a state of its own; pickled, it has
     none.
@@ -71,7 +71,7 @@ class State:
     def __init__(self, first):
         self.first, self.matcher = first, first.deep_copy()  # first: a matcher that has read nothing
         self.token_ids: list[int] = []  # what the matcher has read
-        self.masks: dict[int, numpy.ndarray] = {}  # after so many of these tokens
+        self.masks: dict[int, numpy.ndarray] = {}  # by how many of these tokens come before
         self.pending: Future | None = None  # computes masks on the thread of `_pool`
 
     def advance(self, token_ids: Sequence[int]) -> bool:
@@ -79,7 +79,7 @@ class State:
 
         If reading it exceeds a bound of the library, the matcher has an error afterwards.
         """
-        if self.matcher.is_error():  # it stays in error forever; a draft token that is rejected may have caused that
+        if self.matcher.is_error():  # An error stays; a draft token that is rejected later may have caused it.
             self.matcher, self.token_ids, self.masks = self.first.deep_copy(), [], {}
         same = len(self.token_ids)
         if self.token_ids != token_ids[:same]:
@@ -98,7 +98,7 @@ class State:
 
 
 def register(loaded) -> None:
-    """Make a model's tokens known under its name. Every process does, whose engine runs requests."""
+    """Make a model's tokens known under its name. Every process whose engine runs requests does so."""
     _vocabularies[loaded.name] = loaded
     _tokens.cache_clear()
     compiled.cache_clear()
@@ -118,7 +118,7 @@ def _tokens(model: str):
     eos = sorted(token_id for token_id in loaded.eos_token_ids if token_id < min(size, known))
     if not eos:
         raise InvalidInput(f"structured output needs a token that ends a text, and the model {model!r} has none")
-    library()  # says in a sentence that it is missing
+    library()  # It raises InvalidInput if llguidance is missing.
     import llguidance.hf
 
     try:
@@ -138,7 +138,7 @@ def compiled(grammar: str, model: str, tried: bool):
 
 @lru_cache(maxsize=1)
 def _fill() -> Callable[[list, numpy.ndarray], None]:
-    """Return what writes masks of matchers in the rows beside them, in threads and without the interpreter lock."""
+    """Return the function that writes the masks of matchers to their rows, on threads, without the interpreter lock."""
     import llguidance.numpy
 
     return partial(llguidance.numpy.fill_next_token_bitmask_par, llguidance.LLExecutor())
@@ -208,7 +208,7 @@ def _biases(device: torch.device) -> Tensor:
 def apply_masks(logits: Tensor, rows: Sequence) -> Tensor:
     """Set the logits of tokens that a row's structure does not allow to -inf: [B, V] -> [B, V], a new tensor.
 
-    The same tensor if no row has a structure. One addition masks all rows: a CPU unpacks no bits for it.
+    Return the same tensor if no row has a structure. One addition masks all rows: a CPU unpacks no bits for it.
     """
     index = [i for i, row in enumerate(rows) if row.params.structure is not None]
     if not index:

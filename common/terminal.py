@@ -39,7 +39,7 @@ def run_to_end(main: Callable[[], int | None]) -> NoReturn:
     except KeyboardInterrupt:
         status = 130
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Otherwise Python complains again at its end.
         status = READER_GONE
     except (OSError, InvalidInput) as error:
         status = f"error: {error}"
@@ -62,7 +62,7 @@ def parser_of(command: str, description: str = "", *tables: str) -> argparse.Arg
 
 def add_table(parser: Any, table: str) -> None:
     """Add the options in this table of options.toml to a parser, or to a group of one."""
-    from .toml import read_toml  # which needs a package before Python 3.11
+    from .toml import read_toml  # It needs a package before Python 3.11.
 
     for names, how in read_toml(Path(__file__).with_name("options.toml"))[table].items():
         parser.add_argument(
@@ -102,7 +102,7 @@ def named_folder(text: str) -> tuple[str, Path]:
     return name, absolute(folder)
 
 
-# What the tables of options.toml name.
+# The names that the tables of options.toml use.
 KINDS = {
     "int": int, "float": float, "path": Path, "positive": positive, "words": shlex.split, "seconds": seconds,
     "absolute path": absolute, "named folder": named_folder, "either": argparse.BooleanOptionalAction,
@@ -124,10 +124,10 @@ def paint(text: str, colour: str) -> str:
 
 def show(lines: list[str]) -> None:
     """Print the lines of a diff, at a terminal in colours and through a pager."""
-    import pydoc  # which takes as long to import as all the rest
+    import pydoc  # Its import takes as long as all others together.
 
     colours = {"+": "32", "-": "31", "@": "36", " ": ""}
-    os.environ.setdefault("LESS", "FRX")  # F, X: what fits on the screen just stays there; R: colours
+    os.environ.setdefault("LESS", "FRX")  # F, X: text that fits on the screen stays there; R: colours
     pydoc.pager("".join(f"{paint(line, colours.get(line[:1], '1'))}\n" for line in lines))
 
 

@@ -1,4 +1,4 @@
-"""How many tokens a step takes at most where `--token-budget` does not say, and what a chunk takes of them.
+"""How many tokens a step takes at most if `--token-budget` does not say so, and how many of them a chunk costs.
 
 A request that decodes waits for its next token while a step runs, pieces of prompts included: so a step should not take
 longer than an objective. But a small budget costs throughput, since each pass reads all weights, and leaves little room
@@ -32,8 +32,8 @@ MIN_BUDGET = 64
 # Transactions). Many prompts at once also interrupt fewer answers when few steps take them all.
 STEP_SECONDS = 0.1
 TIMES = 3  # the fastest counts, since whatever disturbs a pass makes it longer
-PROMPTS = 1 / 8  # of the budget, at least, is for prompts: however long the texts of those that decode, none starves
-SEEN, KV_BYTES = 1024, 2**26  # attention is measured behind as many tokens, and over K and V that no cache holds
+PROMPTS = 1 / 8  # of the budget, at least, is for prompts: decoding requests with long texts must not starve them
+SEEN, KV_BYTES = 1024, 2**26  # attention is measured after this many tokens, over this many bytes: no cache holds them
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ChunkPrice:
         return max(int(2 * left / (linear + math.sqrt(linear**2 + 2 * self.pair * left))), 1)
 
     def left(self, budget: int, starts: list[int]) -> float:
-        """Return what a budget leaves for prompts beside requests that decode, a token each from these numbers on."""
+        """Return what a budget leaves for prompts beside decoding requests, with one token each at these numbers."""
         decodes = len(starts) * self(0, 1) + (self.read + self.pair) * sum(starts)
         return min(budget - len(starts), max(budget - decodes, budget * PROMPTS, 1))
 
@@ -99,7 +99,7 @@ def choose_token_budget(
     seconds = 0.0
     while sizes and (seconds := pass_seconds(loaded, size := sizes.pop())) <= STEP_SECONDS:
         budget = size
-    # The objective buys the budget, unless even the smallest takes longer.
+    # A token of the budget stands for its share of the objective, or for its measured time if that is longer.
     price = chunk_price(loaded, attention, max(STEP_SECONDS / budget, seconds / size))
     why = []
     if seconds:
@@ -132,7 +132,7 @@ def pass_seconds(loaded: Loaded, tokens: int, times: int = TIMES) -> float:
 def chunk_price(loaded: Loaded, attention: str | None, token_seconds: float) -> ChunkPrice:
     """Measure attention in all layers: of requests that decode, which read K and V for a token each, and of a chunk.
 
-    token_seconds: what one token of the budget stands for. attention: see `choose_token_budget`.
+    token_seconds: the time that one token of the budget stands for. attention: see `choose_token_budget`.
     """
     config = loaded.config
     seen = min(SEEN, config.context_length)

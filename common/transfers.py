@@ -19,7 +19,7 @@ def current(device: torch.device) -> AbstractContextManager:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was given: before that, a clock says nothing."""
+    """Wait until the device has done all it was given: a clock that is read before says nothing."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -44,7 +44,7 @@ class ToHost:
             self.host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
             self.host.copy_(tensor, non_blocking=True)
             self.event = torch.cuda.Event()
-            self.event.record(torch.cuda.current_stream(tensor.device))  # where the copy is, whatever GPU is current
+            self.event.record(torch.cuda.current_stream(tensor.device))  # the copy's stream, whatever GPU is current
 
     def tolist(self) -> list:
         """Wait for the copy to end, and return its numbers."""

@@ -18,9 +18,9 @@ from unittest.mock import patch
 
 import pytest
 
-gc.disable()  # until all tests are collected: what is imported stays, and would be looked through again and again
+gc.disable()  # until all tests are collected: imported objects stay, and each collection would visit them again
 
-# One thread for each process that computes: beside others OpenMP's teams wait for one another more than they compute.
+# One thread for each process: beside other processes, OpenMP's threads wait for each other longer than they compute.
 for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # before torch and numba read them
 
@@ -50,15 +50,15 @@ from tests.helpers.quantized_reference import take_weights
 from tests.helpers.rounded_reference import round_keys_and_values
 from tests.helpers.wrong_token import wrong_token
 
-# For runs that ask whether a test fails, and not for its smallest example: finding that takes minutes.
+# For runs that only ask whether a test fails: to find its smallest example takes minutes.
 settings.register_profile("first_failure", phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 WITH_A_LOOP_AROUND = ["04_continuous_batching+overlap", "06_prefix_cache+overlap"]
-DRAFTS = {"draft": 4, "lookup": 8}  # engines of stage 07 also with so many draft tokens, whether they pay or not
-WITH_8_BITS = ["06_prefix_cache+int8", "08_disaggregated+int8"]  # of K and V, with the reference's rounded, too
+DRAFTS = {"draft": 4, "lookup": 8}  # Stage 07 also runs with these numbers of draft tokens, whether they pay or not.
+WITH_8_BITS = ["06_prefix_cache+int8", "08_disaggregated+int8"]  # K and V in 8 bits, the reference's rounded, too
 PROMPT_COUNT = 13
-LONG = 40  # tests in a file
-PLAIN = {int, float, str, bool, type(None)}  # which hold nothing, and are most of what an engine holds
+LONG = 40  # tests: a longer file has a group for each stage
+PLAIN = {int, float, str, bool, type(None)}  # They hold no objects, and are most of what an engine holds.
 
 
 def pytest_addoption(parser):
@@ -70,7 +70,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Let the folder of --engine stand for the stage of its name; refuse a pytest with which groups are ignored."""
+    """Let the folder of --engine stand for the stage of its name; refuse a pytest that ignores groups."""
     if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
         raise pytest.UsageError("pytest-xdist does not group tests with pytest 9.2: install requirements.txt")
     if (engine := config.getoption("--engine")) and Path(engine).name in [folder.name for folder in stage_folders()]:
@@ -116,7 +116,7 @@ def pytest_collection_modifyitems(config, items):
         items.sort(key=lambda item: (not groups[item].startswith(first), sizes[groups[item]], groups[item]))
 
 
-@pytest.hookimpl(tryfirst=True)  # the first that returns something is the last
+@pytest.hookimpl(tryfirst=True)  # pytest stops at the first hook that returns a value, so this one comes before.
 def pytest_runtestloop():
     gc.enable()
 
@@ -163,7 +163,7 @@ def pytest_assertrepr_compare(op, left, right):
 
 @pytest.fixture
 def ctrl_c() -> Iterator[Callable[[], None]]:
-    """A function that interrupts this process, also one that would ignore it, as one started in the background."""
+    """Yield a function that interrupts this process, even one in the background, which would ignore Ctrl-C."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield lambda: os.kill(os.getpid(), signal.SIGINT)
     signal.signal(signal.SIGINT, before)
@@ -180,13 +180,13 @@ def loaded(request, kv_int8) -> Loaded:
     """The bundled checkpoint in float32."""
     options = {name: request.config.getoption(f"--{name}") for name in ("device", "quantization")}
     loaded = load_model(dtype="float32", kv_dtype="int8" if kv_int8 else "auto", **options)
-    freeze_loaded_objects()  # garbage is collected around each engine, which would take 0.2 s each time
+    freeze_loaded_objects()  # Otherwise each garbage collection around an engine takes 0.2 s.
     return loaded
 
 
 @pytest.fixture(scope="session")
 def draft() -> Loaded:
-    """The small model that drafts for the bundled one: a form is kept whatever the model is like."""
+    """The small model that drafts for the bundled one, and that answers by schemas: any model keeps them."""
     return load_model("draft", device="cpu", dtype="float32")
 
 
@@ -273,7 +273,7 @@ def engine_class(request) -> Callable[[Loaded], BaseEngine]:
 
 @pytest.fixture
 def make_engine(engine_class, loaded):
-    """Makes engines, and after the test sees to it that each of them holds nothing any more."""
+    """Make engines; after the test, assert that each of them holds nothing any more."""
     made: list[tuple[BaseEngine, int]] = []
 
     def make(context_length: int | None = None) -> BaseEngine:

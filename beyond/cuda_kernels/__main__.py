@@ -23,7 +23,7 @@ from .decode import KERNEL, attend_on_cpu, attend_on_gpu, find_nvcc, report_of
 
 MINE = ROOT / "my" / "cuda_kernels"
 FAULTS = {KERNEL: "bank_conflict.patch", ROOT / "common/attention/triton_kernels.py": "one_buffer.patch"}
-ALLOWED = 1e-5  # of numbers about 1, summed in another order
+ALLOWED = 1e-5  # absolute error: numbers of about 1 are summed in another order
 
 
 def case(lengths: list[int], device: str, H_kv: int = 8, groups: int = 2, D: int = 128) -> tuple:
@@ -37,7 +37,7 @@ def case(lengths: list[int], device: str, H_kv: int = 8, groups: int = 2, D: int
 
 
 def attend_by(name: str, q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch) -> Tensor:
-    """Return the same by a backend of the course."""
+    """Return the attention of the same requests by the course's backend of this name."""
     backend, _ = choose_attention(name, q.device, q.dtype, q.shape[2], batch.page_size)
     return backend.attend(q, k_pages, v_pages, backend.prepare(batch))
 

@@ -48,7 +48,7 @@ class Conflicts(NamedTuple):
 
     accesses: int
     lost: int  # turns
-    most: int  # of one access
+    most: int  # the most turns that one access lost
 
 
 def attend(q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch, launch: Callable) -> Tensor:
@@ -79,7 +79,7 @@ def on_gpu(constants: Sequence[str]) -> Callable:
 def attend_on_cpu(*tensors, kernel: Path = KERNEL, backwards: bool = False) -> tuple[Tensor, Conflicts]:
     """As `attend`, with the bank conflicts that a GPU would have. backwards: threads take their turns in that order.
 
-    Raise ValueError if threads wait where others of their block never come.
+    Raise ValueError if threads wait at a barrier that others of their block never reach.
     """
     counts = torch.zeros(3, dtype=torch.int64)
 
@@ -94,7 +94,7 @@ def attend_on_cpu(*tensors, kernel: Path = KERNEL, backwards: bool = False) -> t
 
 @cache
 def on_cpu(source: str, constants: Sequence[str]) -> ctypes.CDLL:
-    """Compile the source with g++; raise ValueError with what it says if it cannot."""
+    """Compile the source with g++; raise ValueError with its messages if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "decode.cu").write_text(source, encoding="utf-8")
         kernel = [*constants, "-include", FOLDER / "on_cpu.h", "-fsanitize=thread", "-x", "c++", "-c", "decode.cu"]

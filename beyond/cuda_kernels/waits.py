@@ -8,7 +8,7 @@ import re
 import sys
 from runpy import run_path
 
-os.environ.pop("TRITON_INTERPRET", None)  # read when Triton is imported
+os.environ.pop("TRITON_INTERPRET", None)  # Triton reads it on import.
 
 import triton
 import triton.language as tl
@@ -18,7 +18,7 @@ from triton.compiler import ASTSource
 from common.attention.triton_backend import MAX_PIECES, SPLIT, Tile
 from common.stages import ROOT
 
-TYPES = "*bf16 *bf16 *bf16 *i32 *i32 *fp32 *fp32 *i32 *bf16 i32 i32 i32 fp32".split()  # of decode_kernel's arguments
+TYPES = "*bf16 *bf16 *bf16 *i32 *i32 *fp32 *fp32 *i32 *bf16 i32 i32 i32 fp32".split()  # decode_kernel's arguments
 CONSTANTS = {"H_KV": 8, "GROUPS": 2, "D": 128, "PAGE_SIZE": 16, "SPLIT": SPLIT, "MAX_PIECES": MAX_PIECES}
 CONSTANTS |= {"BLOCK_G": 16, "BLOCK_N": Tile().block_n, "BLOCK_D": 128, "DOT": tl.bfloat16, "WINDOW": 0}
 

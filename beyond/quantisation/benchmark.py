@@ -64,7 +64,7 @@ class Form(NamedTuple):
     bytes: float
 
 
-FORMS = {  # of 8 and 4 bits, groups of 32 have a scale of 2 bytes, and of 4 bits a minimum, too
+FORMS = {  # In 8 and 4 bits, a group of 32 weights has a scale of 2 bytes; in 4 bits also a minimum of 2 bytes.
     "float32": Form({"dtype": "float32", "quantization": "none"}, 4),
     "bfloat16": Form({"dtype": "bfloat16", "quantization": "none"}, 2),
     "int8": Form({"dtype": "float32", "quantization": "int8"}, 1 + 2 / 32),
@@ -73,7 +73,7 @@ FORMS = {  # of 8 and 4 bits, groups of 32 have a scale of 2 bytes, and of 4 bit
     "int8 in bfloat16": Form({"dtype": "bfloat16", "quantization": "int8"}, 1 + 2 / 32),
     "int4 in bfloat16": Form({"dtype": "bfloat16", "quantization": "int4"}, 1 / 2 + 4 / 32),
 }
-KV = {"auto": "", "int8": " with 8-bit K and V"}  # in names of sides: neither comma nor slash
+KV = {"auto": "", "int8": " with 8-bit K and V"}  # The name of a side must have no comma and no slash.
 SIDES = {f"{form}{more}": (form, kv) for (kv, more), form in product(KV.items(), FORMS)}
 
 
@@ -113,12 +113,12 @@ def measure_decode(settings: Settings, sizes: dict) -> Figures:
     count, embedding = parameters(config), config.vocab_size * config.hidden_size
     figures: Figures = {"read_bytes_per_second": read_bytes_per_second(settings.place()[0], min(4 * count, 2**29))}
     rounds: dict[str, list[list[float]]] = {}
-    for form in [*FORMS] * sizes["rounds"]:  # in turn: a machine has neighbours
+    for form in [*FORMS] * sizes["rounds"]:  # The forms take turns, since other programs share the machine.
         with suppress(Unavailable):
             engine = make_engine(load_engine(STAGE), load(settings, form))
             rounds.setdefault(form, []).append([decode_rate(engine, number, sizes) for number in sizes["requests"]])
     for form, rates in rounds.items():
-        in_8_bits = embedding * max(0, FORMS["int8"].bytes - FORMS[form].bytes)  # where others have 4
+        in_8_bits = embedding * max(0, FORMS["int8"].bytes - FORMS[form].bytes)  # The embedding never has 4 bits.
         figures[f"{form}_tokens_per_second"] = [statistics.median(column) for column in zip(*rates, strict=True)]
         figures[f"{form}_bytes"] = FORMS[form].bytes * count + in_8_bits
     return figures
@@ -142,7 +142,7 @@ def decode_rate(engine: BaseEngine, requests: int, sizes: dict) -> float:
 def held_out(loaded: Loaded) -> list[int]:
     """Return the tokens of the texts, without code, tables, comments and addresses, in turn a paragraph of each.
 
-    The bundled model can read no such English: it gets documents of the kind that it was trained on, but no such one.
+    The bundled model cannot read such English. It gets new documents of the kinds that it was trained on.
     """
     if loaded.name == "bundled":
         return loaded.tokenizer("\n\n".join(document(i, "quantisation") for i in range(200)))["input_ids"]
@@ -155,7 +155,7 @@ def held_out(loaded: Loaded) -> list[int]:
 
 @torch.inference_mode()
 def log_probabilities(engine: BaseEngine, token_ids: Tensor) -> Tensor:
-    """Return the log-probability of each token behind those before it, but for the first, float64, on the CPU.
+    """Return the log-probability of each token but the first, given those before it: float64, on the CPU.
 
     Few tokens at a time, so that products are those of decoding. The engine has no request: the tokens lie in its first
     pages.

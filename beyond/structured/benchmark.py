@@ -56,7 +56,7 @@ def measure(settings: Settings, sizes: dict) -> Figures:
 
 def draw(document: dict, png: Path) -> None:
     free, masked = (document["sides"][STAGE][f"{kind}_tokens_per_second"] for kind in ("free", "masked"))
-    share = 100 * document["headline"]["ratio"]["median"]  # of what took turns, so that both met the same machine
+    share = 100 * document["headline"]["ratio"]["median"]  # Both took turns, so both met the same machine.
     message = f"With a JSON schema, throughput is {share:.0f} percent of that without"
     remark = f"Stage 06, {document['sizes']['clients']} requests at once at temperature 1."
     with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):

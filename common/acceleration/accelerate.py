@@ -27,8 +27,8 @@ from .graphs import GraphedModel, ladder, why_no_graphs
 from .overlap import OverlappedLoop
 from .warm_up import warm_up
 
-MANY, MIN_GAIN = 64, 1.1  # requests whose products are timed in two types, and the difference that is worth a line
-VERIFIED = 64  # rows for which there are graphs at least, where each request brings its draft tokens
+MANY, MIN_GAIN = 64, 1.1  # requests whose products are timed in two types; the ratio from which on there is a note
+VERIFIED = 64  # rows: graphs for requests with draft tokens go up to these, even if few requests run
 
 
 def make_engine(
@@ -44,8 +44,8 @@ def make_engine(
     """Return `engine_class(loaded, **options)`, with graphs for decode and the overlapped loop if wanted.
 
     graphs, overlap: None turns them on on a GPU, where the engine allows them. tiers: for evicted pages. scheduling:
-    who is served first. loras: folders of adapters, by name. Raise InvalidInput if they are asked for and not possible.
-    The options token_budget, and price of a chunk, are what `choose_token_budget` finds, unless they are given.
+    which requests are first. loras: folders of adapters, by name. Raise InvalidInput if they are asked for and not
+    possible. The options token_budget and price, of a chunk, are what `choose_token_budget` finds, unless given.
     """
     with current(loaded.device):  # kernels are launched there
         parameters, on_gpu = inspect.signature(engine_class).parameters, loaded.device.type == "cuda"
@@ -64,9 +64,9 @@ def make_engine(
             if graphs is not False and "page_size" in parameters:
                 most = options.get("max_running", parameters["max_running"].default)
                 most = max(most, VERIFIED) if "draft" in parameters else most
-                # "auto" may mean the bundled draft model, which is small.
+                # "auto" may mean the bundled draft model, but that is too small to count.
                 models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2
-                models += 2 * bool(adapters)  # while one is loaded, graphs with it and without it
+                models += 2 * bool(adapters)  # While one more is loaded, the old graphs with adapters stay.
                 reserved += graph_bytes(loaded.config, loaded.dtype, most, models)
             loaded = replace(loaded, reserved_bytes=reserved)
         if "token_budget" in parameters and options.get("token_budget") is None:
@@ -77,8 +77,8 @@ def make_engine(
             )
             notes.append(note)
         made = overlapped(engine_class) if overlap else engine_class
-        if "graphs" in parameters:  # it has workers, and each makes its own
-            asked = {"tiers": tiers} if tiers != NO_TIERS else {}  # a learner's own need not know of them
+        if "graphs" in parameters:  # The engine has workers, and each makes its own graphs.
+            asked = {"tiers": tiers} if tiers != NO_TIERS else {}  # A learner's own engine need not know of tiers.
             asked |= {"scheduling": scheduling} if scheduling != FIRST_COME else {}
             asked |= {"loras": loras} if loras else {}
             engine = made(loaded, graphs=graphs, price=price, **asked, **options)
@@ -86,7 +86,7 @@ def make_engine(
             return ready(engine, notes, scheduling)
         engine = made(loaded, **options)
         holder = engine.model if overlap else engine
-        if price is not None and engine.scheduler is not None:  # a learner's own may count tokens alone
+        if price is not None and engine.scheduler is not None:  # A learner's own may ignore the price.
             engine.scheduler.price = price
         notes = [room_in_8_bits(loaded, engine), *notes, getattr(loaded.model, "products", "")]
         notes += [float32_is_faster(loaded, engine.scheduler), add_tiers(engine, tiers)]
@@ -117,8 +117,8 @@ def ready(engine: BaseEngine, notes: list[str], scheduling: Scheduling) -> BaseE
 def float32_is_faster(loaded: Loaded, scheduler: object) -> str:
     """Return one line that says so, for a model in bfloat16 whose engine runs many requests on a CPU; "" otherwise.
 
-    Some processors multiply bfloat16 no faster than float32, and convert besides. With few requests it pays all the
-    same, since it has half of the bytes, and so it does in attention.
+    Some processors multiply bfloat16 no faster than float32, and convert it besides. With few requests, or in
+    attention, bfloat16 is still faster, since it has half of the bytes.
     """
     if scheduler is None or loaded.dtype != torch.bfloat16 or not getattr(loaded.model, "pads", False):
         return ""
@@ -153,7 +153,7 @@ def add_graphs(engine: BaseEngine, holder: object) -> list[int]:
     most_tokens = min(engine.config.context_length, cache.capacity)
     holder.model = GraphedModel(holder.model, cache, most_tokens, sizes)
     recorded = hasattr(drafter, "cache") and isinstance(drafter.model, Transformer)
-    if recorded and drafter.cache.attention.capturable:  # a draft model: its passes are decode
+    if recorded and drafter.cache.attention.capturable:  # The passes of a draft model are decode.
         drafter.model = GraphedModel(drafter.model, drafter.cache, most_tokens, sizes, memory_of=holder.model)
     return sizes
 
@@ -170,7 +170,7 @@ def overlapped(engine_class: type[BaseEngine]) -> type[BaseEngine]:
 
 
 def why_no_overlap(engine_class: type[BaseEngine]) -> str | None:
-    """Return why a stage's loop cannot be overlapped; None if `run` draws one token a request and waits for none."""
+    """Return why a stage's loop cannot be overlapped; None if `run` draws one token per request and waits for none."""
     parameters = inspect.signature(engine_class).parameters
     if "token_budget" not in parameters:
         return "it is for engines that batch continuously, as from stage 04 on"

@@ -28,7 +28,7 @@ from ..fused.rotation import check_positions
 from ..model import Attend, Transformer
 
 NO_SLOT = -1
-FEW = 16  # tokens of one request, at most, that run as requests of their own: each reads all K and V of the request
+FEW = 16  # tokens of one request, at most, that run like separate requests: each reads all K and V of the request
 WARM_UPS = 2  # kernels are compiled and workspaces allocated before anything is recorded
 recorded: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # all graphs of this process
 
@@ -98,11 +98,11 @@ class GraphedModel(AroundModel):
     ):
         self.model, self.cache, self.sizes = model, cache, sizes
         self.page_size = cache.k.shape[2]
-        self.most_tokens = min(most_tokens, model.config.context_length)  # of a draft model fewer than in tables
+        self.most_tokens = min(most_tokens, model.config.context_length)  # A draft model's may be less than a table's.
         width = -(-most_tokens // self.page_size)
         most, device = sizes[-1], cache.k.device
         self.token_ids, self.positions, self.slot_mapping = torch.zeros(3, most, dtype=torch.int64, device=device)
-        self.slot_mapping.fill_(NO_SLOT)  # what is recorded while requests run writes to none of their pages
+        self.slot_mapping.fill_(NO_SLOT)  # A recording made while requests run must not write to their pages.
         self.starts = torch.arange(most + 1, dtype=torch.int32, device=device)
         self.lengths = torch.ones(most, dtype=torch.int32, device=device)
         self.page_tables = torch.zeros(most, width, dtype=torch.int32, device=device)
@@ -150,7 +150,7 @@ class GraphedModel(AroundModel):
         return self.model.logits(hidden)
 
     def _forward(self, size: int) -> None:
-        """Run what is recorded. On the host, sequences are as long as they can be: the launches serve all lengths."""
+        """Run what is recorded. On the host sequences have the greatest length, so the launches serve all lengths."""
         batch = PagedBatch(
             query_starts=self.starts[: size + 1],
             lengths=self.lengths[:size],

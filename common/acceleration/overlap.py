@@ -7,17 +7,17 @@
                              device 1 ----------------  device 2 --------------------------  device 3 ------
 
 In the plain loop, a stage's own `step`, the device has nothing to do while the host commits a step and schedules the
-next. But to schedule a step the host need not know the tokens of the one before, only that each request has one more;
-and to run it need not know them either: they are on the device, where the next step can pick them up. So here the host
-is a step ahead.
+next. But to schedule a step the host need not know the tokens of the one before, only that each request has one more.
+To run it the host need not know them either: they are on the device, where the next step can pick them up. So here the
+host is a step ahead.
 
 The stage's three methods are used as they are. While a step is scheduled and run, each request whose newest token is
 still on the device has a placeholder in its place: -1 stands for the first token that the step before has drawn, -2 for
 the second. The scheduler and the sampler count it as any token, and `Resolved` replaces it before the model runs. What
 the step on the device runs counts as computed: the device does steps in order.
 
-What it costs: of an end-of-sequence token or a stop string the host learns one step late. By then another token of that
-request is on its way, which is dropped. Its pages can be given away all the same: the device does steps in order, so
+What it costs: the host learns of an end-of-sequence token or a stop string one step late. By then another token of that
+request is on its way, and is dropped. Its pages can be given away all the same: the device does steps in order, so
 another request writes to them later. An answer that ends by its length is foreseen.
 
 SGLang ("zero-overhead scheduler") and vLLM ("async scheduling") do the same. On a CPU, which is host and device in one,
@@ -65,7 +65,7 @@ class Resolved(AroundModel):
 
 
 class OverlappedLoop(BaseEngine):
-    """Before a stage's Engine in the order of methods, it makes its loop the overlapped one."""
+    """A base class that comes before a stage's Engine and replaces its loop by the overlapped one."""
 
     def __init__(self, loaded: Loaded, **options):
         super().__init__(loaded, **options)
@@ -81,7 +81,7 @@ class OverlappedLoop(BaseEngine):
         before, launched = self.launched, NOTHING
         # Penalties depend on the tokens themselves, which the host counts: then it waits for them and launches nothing.
         if not any(request.params.penalised for request in before.requests):
-            launched = self._launch(before)  # if this is interrupted, what was launched before stays so
+            launched = self._launch(before)  # If this is interrupted, `self.launched` has not changed.
         changed = self.commit(before.chunks, before.drawn)
         self.launched = launched if self.requests else NOTHING
         return changed

@@ -20,7 +20,7 @@ def warm_up(engine: BaseEngine) -> None:
     """
     for holder in (engine, engine.drafter):
         model, cache = getattr(holder, "model", None), getattr(holder, "cache", None)
-        if model is None:  # no drafter, or one that is no model
+        if model is None:  # no drafter, or one without a model
             continue
         token_ids, positions, slots = torch.zeros(3, 3, dtype=torch.int64, device=engine.device)
         for rows in (1, 2, 3):  # a kernel may have variants for few rows

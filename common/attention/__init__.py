@@ -47,7 +47,7 @@ class Attention(Protocol):
         """Return what `attend` needs in every layer of one step."""
 
     def write(self, k: Tensor, v: Tensor, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
-        """Store each row's K and V in its slot; a capturable backend, nowhere if the slot is negative."""
+        """Store each row's K and V in its slot. If the slot is negative, a capturable backend stores nothing."""
 
     def attend(self, q: Tensor, k_pages: Tensor, v_pages: Tensor, plan: Any) -> Tensor:
         """Return `[N, H, D]`: each row's attention to its own sequence, up to its own position."""

@@ -21,7 +21,7 @@ class PagedBatch:
 
     query_starts: Tensor  # [B + 1] int32: where each request's rows begin
     lengths: Tensor  # [B] int32: tokens of each sequence, those of this step included
-    page_tables: Tensor  # [B, P] int32: the pages of each sequence in order; what is beyond its length is any page
+    page_tables: Tensor  # [B, P] int32: the pages of each sequence in order; entries beyond its length are any page
     slot_mapping: Tensor  # [N] int64: page * page_size + place in the page, where each row's K and V go
     page_size: int
     decodes: int
@@ -87,5 +87,5 @@ def filled_up(rows: Sequence[Sequence[int]]) -> numpy.ndarray:
     """Return the rows as one int32 array, those shorter than the longest filled up with zeros."""
     filled = numpy.zeros((len(rows), max(map(len, rows))), numpy.int32)
     for i, row in enumerate(rows):
-        filled[i, : len(row)] = row  # no number of an `array` passes through Python
+        filled[i, : len(row)] = row  # numpy copies an `array` without Python objects
     return filled

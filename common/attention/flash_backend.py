@@ -69,7 +69,7 @@ class FlashAttention:
             None,
             max(plan.host_query_lengths),
             max(plan.host_lengths),
-            window_size=((current_window() or 0) - 1, 0),  # tokens before and behind a query's own; -1 is all
+            window_size=((current_window() or 0) - 1, 0),  # tokens seen before and after a query's own; -1: all
             enable_gqa=q.shape[1] != k_pages.shape[2],
             seqused_k=plan.lengths,
             block_table=plan.page_tables,

@@ -5,7 +5,7 @@ the row itself, `[..., D + 4]` int8: a page stays one piece of memory, which is 
 Rows are rounded when they are written, and never again, so an answer does not depend on how its prompt was cut into
 chunks.
 
-The kernels of this package do the same in registers: no page is ever widened in memory, but by the `torch` backend.
+The kernels of this package do the same in registers: only the `torch` backend ever widens a page in memory.
 vLLM has this layout as `int8_per_token_head`.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from ..model import SCALE_BYTES
 
 MAX_CODE = 127
-SMALLEST = 1e-30  # of what the largest number of a row counts for: a row of zeros is divided by its scale, too
+SMALLEST = 1e-30  # A row's largest number counts as at least this: a row of zeros is divided by its scale, too.
 
 
 def quantize(x: Tensor) -> Tensor:
@@ -26,6 +26,6 @@ def quantize(x: Tensor) -> Tensor:
 
 
 def dequantize(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return what int8 `[..., D + 4]` stands for, `[..., D]`."""
+    """Return the numbers that int8 `[..., D + 4]` stands for, `[..., D]`."""
     numbers, scale = rows.split([rows.shape[-1] - SCALE_BYTES, SCALE_BYTES], dim=-1)
     return (numbers * scale.contiguous().view(torch.float32)).to(dtype)

@@ -22,11 +22,11 @@ from .int8 import MAX_CODE, SCALE_BYTES, SMALLEST
 from .torch_backend import write_rows
 from .window import current_window
 
-# A block is up to this many neighbouring rows of a request, which read its K and V together. With more the queries of
-# a K/V head and their results leave a core's fastest cache.
+# A block is up to this many neighbouring rows of a request, which read its K and V together. With more, the queries
+# of a K/V head and their results do not fit into a core's fastest cache.
 MAX_ROWS = 8
 NO_WINDOW = 1 << 40
-MANY_BLOCKS = 4  # from here on threads share blocks, and below the heads of a block, too
+MANY_BLOCKS = 4  # From this number on, threads share blocks; below it, also the heads of a block.
 
 
 class Plan(NamedTuple):
@@ -34,10 +34,10 @@ class Plan(NamedTuple):
 
     rows: numpy.ndarray  # each block's first row
     counts: numpy.ndarray  # its number of rows
-    requests: numpy.ndarray  # whose page table it reads
+    requests: numpy.ndarray  # the request whose page table it reads
     seen: numpy.ndarray  # how many tokens its last row looks at, itself included
     page_tables: numpy.ndarray  # [B, P]
-    numbers: int  # of K that all rows multiply
+    numbers: int  # numbers of K that all rows multiply
 
 
 class NumbaAttention:
@@ -46,7 +46,7 @@ class NumbaAttention:
     def __init__(self, dtype: torch.dtype, head_dim: int):
         self.kernel, self.write_kernel = compiled(dtype, head_dim), writer()
         self.dtype, self.head_dim = dtype, head_dim
-        self.words = dtype.itemsize // 2  # of 16 bits in a number
+        self.words = dtype.itemsize // 2  # words of 16 bits in a number
 
     def prepare(self, batch: PagedBatch) -> Plan:
         blocks, row = [], 0
@@ -71,7 +71,7 @@ class NumbaAttention:
         alike = shape == v.shape and stride == v.stride() and k.dtype == v.dtype == dtype
         width = size + SCALE_BYTES * int8
         if not alike or inner != [size, 1] or k_pages.stride(1) != heads * width or slot_mapping.shape[0] != rows:
-            return write_rows(k, v, k_pages, v_pages, slot_mapping)  # which raises an error that says what is wrong
+            return write_rows(k, v, k_pages, v_pages, slot_mapping)  # It raises an error that says what is wrong.
         tensors = (x.data_ptr() for x in (k, v, k_pages, v_pages, slot_mapping))
         if int8:
             return int8_writer(self.dtype, size)(*tensors, row, rows, heads)
@@ -120,7 +120,7 @@ def writer() -> Callable[..., None]:
     return write
 
 
-@njit(fastmath={"contract"})  # as `exp`: with sums in any order nothing is left of this one
+@njit(fastmath={"contract"})  # As `exp`: reordering would remove this sum.
 def rounded(x):
     """The nearest whole number to a float32 below 2**22, ties to even."""
     return (x + f4(12582912)) - f4(12582912)
@@ -183,7 +183,7 @@ def _scale_of(row):
 
 @njit(fastmath=FAST, error_model="numpy")
 def softmax(scores, seen):
-    """Make weights of the first `seen` scores, and zeros of the others. Loops from 0 let numba make vectors of them."""
+    """Make weights of the first `seen` scores, and zeros of the others. numba vectorises loops from 0."""
     highest, total = scores[:seen].max(), f4(0)
     for i in range(seen):
         scores[i] = exp(scores[i] - highest)
@@ -204,7 +204,7 @@ def compiled(dtype: torch.dtype, head_dim: int, int8: bool = False) -> Callable[
     once on a machine: numba keeps the result on disk.
 
     Tokens are taken by four, and queries by two: so what is read from a cache is used more than once, and several sums
-    run at the same time. A last one that lacks neighbours is its own neighbour.
+    run at the same time. At the end, the last one takes the place of missing neighbours.
 
     A processor foresees reads in order, but only the table knows where the next page is. So the next page is fetched
     while one is computed, token by token; without that, most of the time is spent waiting for memory.

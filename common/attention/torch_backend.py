@@ -19,7 +19,7 @@ CALL_COSTS_TOKENS = {"cpu": 300, "cuda": 4096}
 class GatheredRows:
     """The rows that one call takes: `tokens` of each of B requests, whose pages are gathered and padded.
 
-    mask: `[B, 1, tokens * H / H_kv, P * page_size]`, 0 where seen, -inf elsewhere. The first layer makes it for all.
+    mask: `[B, 1, tokens * H / H_kv, P * page_size]`, 0 where seen, -inf elsewhere. The first layer makes it.
     """
 
     rows: Tensor  # [B * tokens] int64

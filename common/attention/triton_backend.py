@@ -16,8 +16,8 @@ from .window import current_window
 # many programs for each sequence; for many, filling the pipeline again for each piece costs more than it gains. On an
 # H200 a step of 256 requests takes 6.7 ms with pieces of 256 tokens and 6.2 with 1,024; of one request 1.3 and 1.5.
 SPLIT, LONG_SPLIT, MANY = 256, 1024, 128  # SPLIT is for engines of fewer than MANY requests at once
-MAX_PIECES = 32  # of a sequence; a longer one has larger pieces, so that their results take no more memory
-PROGRAMS = 4096  # of decode, at most about: more do not keep a large GPU busier
+MAX_PIECES = 32  # of a sequence; a longer sequence has larger pieces, so that the results take no more memory
+PROGRAMS = 4096  # of a decode launch, at most, roughly: more do not keep a large GPU busier
 
 
 class Tile(NamedTuple):
@@ -62,7 +62,7 @@ class TritonAttention:
         from .triton_kernels import triton, write_int8_kernel, write_kernel
 
         if k_pages.dtype == torch.int8:
-            _, heads, D = k.shape  # which rotates a k that waits
+            _, heads, D = k.shape  # Reading the shape rotates a k that waits.
             write_int8_kernel[(len(k), heads)](
                 k, v, k_pages, v_pages, slot_mapping, k.stride(0), v.stride(0), heads, D,
                 triton.next_power_of_2(D),
@@ -88,7 +88,7 @@ class TritonAttention:
 
         batch, (_, H, D), (_, page_size, H_kv, _) = plan.batch, q.shape, k_pages.shape
         B = batch.decodes
-        # In a graph the host's lengths are the longest possible, and so is the number of pieces.
+        # In a graph the host's lengths are the longest possible, so the number of pieces is the largest possible.
         pieces = min(-(-max(batch.host_lengths[:B]) // self.split), MAX_PIECES)
         partial = torch.empty(B, pieces, H, D, dtype=torch.float32, device=q.device)
         lse = torch.empty(B, pieces, H, dtype=torch.float32, device=q.device)
@@ -109,7 +109,7 @@ class TritonAttention:
 
         (_, H, D), (_, page_size, H_kv, _) = q.shape, k_pages.shape
         rows = batch.host_query_lengths[batch.decodes :]
-        block_m = 32 if q.dtype == torch.float32 else 64  # rows of which the sums fit into registers
+        block_m = 32 if q.dtype == torch.float32 else 64  # rows: their sums fit into registers
         prefill_kernel[(-(-max(rows) // block_m), H, len(rows))](
             q, k_pages, v_pages, batch.page_tables, batch.query_starts, batch.lengths, out,
             batch.decodes, q.stride(0), batch.page_tables.stride(0), D**-0.5, H_kv, H // H_kv, D, page_size,

@@ -55,7 +55,7 @@ def write_rounded(source, target, D: tl.constexpr, BLOCK_D: tl.constexpr):
     dims = tl.arange(0, BLOCK_D)
     x = tl.load(source + dims, dims < D, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(x), axis=0), 1e-30) / 127
-    is_wrong = tl.max((x != x).to(tl.int32), axis=0) > 0  # a maximum leaves NaN out
+    is_wrong = tl.max((x != x).to(tl.int32), axis=0) > 0  # The maximum ignores NaN.
     scale = tl.where(is_wrong, float("nan"), scale)
     tl.store(target + dims, ((x / scale + 12582912.0) - 12582912.0).to(tl.int8), dims < D)
     tl.store((target + D).to(tl.pointer_type(tl.float32), bitcast=True), scale)
@@ -63,7 +63,7 @@ def write_rounded(source, target, D: tl.constexpr, BLOCK_D: tl.constexpr):
 
 @triton.jit
 def pages_of(page_table, start, end, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The pages of tokens start to start + BLOCK_N - 1, int32; behind the end, 0 without a read."""
+    """The pages of tokens start to start + BLOCK_N - 1, int32; beyond the end 0, without a read."""
     tokens = start + tl.arange(0, BLOCK_N)
     return tl.load(page_table + tokens // PAGE_SIZE, tokens < end, other=0)
 
@@ -74,7 +74,7 @@ def attend_to_block(
     H_KV: tl.constexpr, D: tl.constexpr, PAGE_SIZE: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     """One step of online softmax: q[M, D] against the K and V of tokens[n] in pages[n], where allowed[M or 1, n]."""
-    exists = tl.max(allowed.to(tl.int32), axis=0) > 0  # what no query may see is not read either
+    exists = tl.max(allowed.to(tl.int32), axis=0) > 0  # A token that no query may see is not read.
     INT8: tl.constexpr = k_pages.dtype.element_ty == tl.int8
     WIDTH: tl.constexpr = D + 4 if INT8 else D
     places = ((pages.to(tl.int64) * PAGE_SIZE + tokens % PAGE_SIZE) * H_KV + head) * WIDTH  # [n]
@@ -169,7 +169,7 @@ def decode_kernel(
     tl.debug_barrier()  # all threads store their results before one of them counts the program
     ended = tl.atomic_add(arrived + request * H_KV + head, 1, sem="acq_rel")
     if ended == tl.cdiv(count - first, each) - 1:
-        tl.store(arrived + request * H_KV + head, 0)  # for the next layer
+        tl.store(arrived + request * H_KV + head, 0)  # 0 again for the next layer
         maximum = tl.full([BLOCK_G], float("-inf"), tl.float32)
         total = tl.zeros([BLOCK_G], tl.float32)
         result = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
@@ -210,7 +210,7 @@ def prefill_kernel(
     maximum = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     result = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    end = tl.minimum(length, length - rows + (block + 1) * BLOCK_M)  # behind the last row's own position
+    end = tl.minimum(length, length - rows + (block + 1) * BLOCK_M)  # one past the last row's own position
     begin = 0
     if WINDOW:  # the first row sees the earliest token
         begin = tl.maximum(length - rows + block * BLOCK_M + 1 - WINDOW, 0)

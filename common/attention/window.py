@@ -56,7 +56,7 @@ def narrowed_attention(
 ) -> Tensor:
     """Return `scaled_dot_product_attention` of q `[B, H, n, D]` to k and v `[B, H_kv, S, D]`, within the window.
 
-    A query that sees j keys stands at position j - 1: those are the first j. Without a mask it sees all of them.
+    A query that sees j keys sees the first j, and stands at position j - 1. Without a mask it sees all keys.
     """
     if attn_mask is None and not is_causal:
         return F.scaled_dot_product_attention(q, k[..., -size:, :], v[..., -size:, :], **options)

@@ -32,9 +32,9 @@ PANELS = {"tokens_per_second": "Output tokens per second", "ttft_ms": "First tok
 def measure(stage: str) -> Callable[[Settings, dict], Figures]:
     def side(settings: Settings, sizes: dict) -> Figures:
         loaded = settings.load(sizes.get("context_length"))
-        engine = engine_of(stage, loaded, workers="ray", load_format=settings.load_format)  # which stage 08 alone has
+        engine = engine_of(stage, loaded, workers="ray", load_format=settings.load_format)  # Only stage 08 has both.
         figures: Figures = {"tokens_per_second": [], **{f"{name}_ms": [] for name in METRICS}}
-        most = max(sizes["clients"])  # the first use of memory, of all slots and pages, costs time
+        most = max(sizes["clients"])  # The warm-up uses all slots and pages: the first use of memory costs time.
         warm_up = jobs_of(loaded, {"most_tokens": sizes["warm_up_tokens"]}, most, "warm-up")
         engine_load(engine, warm_up, concurrency=most)
         for clients, count in zip(sizes["clients"], sizes["jobs"], strict=True):

@@ -7,7 +7,7 @@ from ..fused.packed import pack_linears
 from .timing import median_seconds
 
 LARGE = {"cpu": 2048, "cuda": 8192}  # rows and columns of a matrix product
-REFERENCE = {"cpu": 768, "cuda": 4096}  # the same of the reference product, which takes milliseconds
+REFERENCE = {"cpu": 768, "cuda": 4096}  # rows and columns of the reference product: it takes milliseconds
 REFERENCE_TIMES = 9
 COPIED = {"cpu": 2**26, "cuda": 2**30}  # bytes, several times what a cache holds
 
@@ -28,7 +28,7 @@ def matmul_flops_per_second(device: torch.device, dtype: torch.dtype) -> float:
 def copy_bytes_per_second(device: torch.device) -> float:
     """Return bytes read plus bytes written per second by a large copy in the device's memory; the median.
 
-    Not as a CUDA graph, whose copies go by another engine: on an H200 at 2.7 TB/s in place of 4.2.
+    Not as a CUDA graph: its copies use another engine, on an H200 at 2.7 TB/s in place of 4.2.
     """
     nbytes = COPIED[device.type]
     source, target = (torch.ones(nbytes, dtype=torch.uint8, device=device) for _ in range(2))

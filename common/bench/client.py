@@ -33,11 +33,11 @@ from .workloads import Job
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions", "generate": "/generate"}
 FINISHED = ("stop", "length")  # finish reasons of an answer that is complete
 REQUEST_SECONDS = 600.0
-IDLE_SECONDS = 2.0  # unused connections are closed here, before a server does so while a request is on its way
+IDLE_SECONDS = 2.0  # The client closes unused connections first: a server might close one as a request arrives.
 
 Result = TypeVar("Result")
-Connect = Callable[[], AbstractAsyncContextManager]  # of an httpx.AsyncClient
-Send = Callable[[Any, Job], Awaitable[RequestRecord]]  # through such a client
+Connect = Callable[[], AbstractAsyncContextManager]  # makes an httpx.AsyncClient
+Send = Callable[[Any, Job], Awaitable[RequestRecord]]  # sends a job through such a client
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Target:
     stream: False: ask for the whole answer at once. Its first text comes with its last, and shows nothing of TPOT.
     """
 
-    model: str = ""  # the only one, of /generate
+    model: str = ""  # /generate needs no name: it has one model.
     endpoint: str = "completions"
     stream: bool = True
     api_key: str | None = None
@@ -58,7 +58,7 @@ class Target:
         body = {"messages": [{"role": "user", "content": job.prompt}]} if is_chat else {"prompt": job.prompt}
         body |= {"max_tokens": job.max_tokens, "temperature": 0, **job.sampling}
         if job.ignore_eos:
-            body["ignore_eos"] = True  # no field of OpenAI's, but of vLLM's
+            body["ignore_eos"] = True  # vLLM has this field, OpenAI has not.
         if self.stream:
             body["stream"] = True
         if self.endpoint != "generate":
@@ -67,10 +67,10 @@ class Target:
 
 
 def run(load: Coroutine[None, None, Result]) -> Result:
-    """Run on uvloop where there is one: what the client takes of the processor, the server lacks."""
+    """Run on uvloop where there is one: the client takes processor time from the server."""
     try:
         import uvloop
-    except ImportError:  # Windows
+    except ImportError:  # Windows has no uvloop.
         return asyncio.run(load)
     return uvloop.run(load)
 
@@ -161,7 +161,7 @@ def connections(url: str, api_key: str | None = None) -> Connect:
         headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
         limits=httpx.Limits(keepalive_expiry=IDLE_SECONDS),
         timeout=REQUEST_SECONDS,
-        verify=httpx.create_ssl_context(),  # once, since it reads all certificates of the machine
+        verify=httpx.create_ssl_context(),  # Made once: it reads all certificates of the machine.
     )
 
 
@@ -235,7 +235,7 @@ async def take_answer(answer: AsyncIterator[tuple[float, dict]], record: Request
             raise InvalidInput(message)
         usage = event.get("usage") or (event if "generated_tokens" in event else usage)
         for choice in event.get("choices", [event]) or ():
-            said = choice.get("delta") or choice  # chat, or completions
+            said = choice.get("delta") or choice  # Chats have a delta, completions have none.
             if text := "".join(said.get(key) or "" for key in ("content", "text", "reasoning", "reasoning_content")):
                 record.chunks.append(moment)
                 record.text += text

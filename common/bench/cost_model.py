@@ -36,7 +36,7 @@ def step_flops(config: ModelConfig, tokens: int, past: int = 0) -> int:
     A multiplication and its addition are two. A naive step of S tokens is step_flops(config, S).
     """
     weights = 2 * block_parameters(config) * tokens
-    pairs = tokens * past + tokens * (tokens + 1) // 2  # of a query and a key that it may see
+    pairs = tokens * past + tokens * (tokens + 1) // 2  # A pair is a query and a key that it may see.
     attention = 4 * config.num_layers * config.num_heads * config.head_dim * pairs  # q k^T, then the sum over v
     return weights + attention + 2 * head_parameters(config)
 

@@ -41,7 +41,7 @@ def holds(claim: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
 
 
 def operands(document: Mapping[str, Any], figure: str, repeat: int | None = None) -> tuple[list, list]:
-    """Return the values above and below the line of "A / B", of a curve all; below is 1 where there is no line."""
+    """Return the values of A and of B in "A / B", all values of a curve; without B, a 1 for each value of A."""
     above, _, below = figure.partition(" / ")
     top = listed(look_up(document, above, repeat))
     return top, listed(look_up(document, below, repeat)) if below else [1] * len(top)

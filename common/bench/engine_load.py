@@ -18,7 +18,7 @@ from .workloads import Job
 
 
 def engine_load(engine: BaseEngine, jobs: Sequence[Job], *, concurrency: int) -> LoadResult:
-    """Run all jobs, `concurrency` at a time. What a step brings a request is a chunk, arrived when the step ends."""
+    """Run all jobs, `concurrency` at a time. A step gives a request one chunk, which arrives when the step ends."""
     start = time.perf_counter()
     waiting, finished = iter(jobs), []
     chunks: defaultdict[Request, list[float]] = defaultdict(list)

@@ -63,7 +63,7 @@ def cpu_name() -> str:
 
 def raw_cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():  # Linux; ARM machines have no such line
+    if cpuinfo.exists():  # Linux; on ARM it has no line "model name".
         named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
         return named[1] if named else platform.machine()
     if platform.system() == "Darwin":

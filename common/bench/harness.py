@@ -161,7 +161,7 @@ def measure_sides(benchmark: Benchmark, sides: Sequence[str], settings: Settings
 def run_process(
     run: Run, settings: Settings, size_set: str, limit: float | None = None
 ) -> tuple[dict[str, dict], str | None]:
-    """Measure in a fresh process: the answer of each side that gave one, and a sentence if one did not, or failed.
+    """Measure in a fresh process; return the answer of each side that gave one, and a sentence if a side failed.
 
     limit: seconds after which the process, with all that it started, is ended.
     """
@@ -189,7 +189,7 @@ def environment(size_set: str) -> dict[str, str]:
     """Return the variables that the children need beyond this process's own."""
     offline = {"HF_HUB_OFFLINE": "1"}  # nothing that is measured needs the network, or should wait for it
     if size_set == "tiny" and not torch.cuda.is_available():
-        # Kernels then run in Python; and of what is tiny, threads take longer to wait for each other than to work.
+        # Triton's kernels then run in Python. On tiny work, threads take longer to wait for each other than to compute.
         return offline | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
     return offline if size_set == "gpu" else {}
 
@@ -200,7 +200,7 @@ def process(
 ) -> Iterator[subprocess.Popen]:
     """Give a process that Ctrl-C does not reach; when the block ends, end it and all that it started.
 
-    leads_group: False: it stays in this process's group: it is ended with it even if this one is killed, and Ctrl-C
+    leads_group: False keeps it in the group of this process: it ends even if this process is killed, and Ctrl-C
         reaches both.
     """
     child = None
@@ -214,8 +214,8 @@ def process(
             with suppress(subprocess.TimeoutExpired):
                 child.wait(STOP_SECONDS)
             child.kill()
-            if leads_group and hasattr(os, "killpg"):  # not on Windows, whose server has had Ctrl-C from the console
-                with suppress(ProcessLookupError, PermissionError):  # all of its group have ended
+            if leads_group and hasattr(os, "killpg"):  # On Windows the console has sent Ctrl-C to the server.
+                with suppress(ProcessLookupError, PermissionError):  # The whole group has ended.
                     os.killpg(child.pid, signal.SIGKILL)
             child.wait()
 
@@ -229,7 +229,7 @@ def deferred_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, handler)
-    if pending and callable(handler):  # SIG_IGN is not
+    if pending and callable(handler):  # SIG_IGN cannot be called.
         handler(*pending[0])
 
 

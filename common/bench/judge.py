@@ -48,11 +48,11 @@ from .settings import Settings
 from .suite import RESULTS
 from .workloads import Job, worded_jobs
 
-RATES, SECONDS, MIN_REQUESTS = (2, 4, 8, 16, 32), 8, 24  # at each rate: requests for so many seconds
+RATES, SECONDS, MIN_REQUESTS = (2, 4, 8, 16, 32), 8, 24  # Each rate has rate * SECONDS requests, at least MIN_REQUESTS.
 ALONE = 10  # requests that come one at a time, before the first rate
-EVERY_LONG, HANDBOOKS, PARAGRAPHS = 5, 3, 30  # one request in five is below a handbook of about a thousand tokens
+EVERY_LONG, HANDBOOKS, PARAGRAPHS = 5, 3, 30  # One request in five follows a handbook of about a thousand tokens.
 MAX_TOKENS = 192  # of an answer
-SAME_MODEL = 0.5  # the share of equal answers from which on both sides run the same model
+SAME_MODEL = 0.5  # share of equal answers: with fewer, the sides run different models
 SIDES = ("reference", "server")
 HEADLINE = Headline(
     "goodput: first token within {ttft_ms} ms, a request's p99 gap within {itl_ms} ms",
@@ -176,7 +176,7 @@ def row_of(rate: int, result: LoadResult, args: argparse.Namespace) -> Row:
     """Return what the clients saw at one rate, times in seconds.
 
     late: requests whose first token broke its objective; slow: whose gaps did. long_gaps: those above the objective;
-    beside_prompts: of these the ones while a long prompt waited for its first token.
+    beside_prompts: of these, the gaps during which a long prompt waited for its first token.
     """
     first, gap, good = args.ttft_ms / 1e3, args.itl_ms / 1e3, result.successful
     met = result.meeting({"ttft": first, "p99_itl": gap})
@@ -204,7 +204,7 @@ def printed(side: str, row: Row) -> str:
 def explanation(side: str, rows: Sequence[Row], args: argparse.Namespace) -> str:
     """Say where a request's time goes at the first rate at which an objective breaks, or at the last rate.
 
-    Prefill is what first tokens take that come one at a time, queue what they take longer under load.
+    Prefill is the time to first token of requests that come one at a time; queue is the extra time under load.
     """
     alone, *loaded = rows
     row = next((each for each in loaded if each["met"] < each["requests"]), loaded[-1])

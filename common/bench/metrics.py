@@ -81,7 +81,7 @@ class LoadResult:
         """Return all values of "ttft", "itl", "tpot" or "e2el": one for each successful request, or for each gap."""
         if metric == "itl":
             return [gap for record in self.successful for gap in record.itl]
-        if metric == "tpot":  # of one token there is none
+        if metric == "tpot":  # An answer of one token has none.
             return [record.tpot for record in self.successful if record.output_tokens > 1]
         return [getattr(record, metric) for record in self.successful]
 

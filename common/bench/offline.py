@@ -42,7 +42,7 @@ def transformers_writer(settings: Settings, *, use_cache: bool) -> Write:
     @torch.inference_mode()
     def write(prompt: list[int], tokens: int) -> list[float]:
         inputs, moments = torch.tensor([prompt], device=device), []
-        # It is handed the prompt, and then each token as it is known.
+        # transformers gives it the prompt first, and then each token as soon as it is known.
         streamer = SimpleNamespace(put=lambda token_ids: moments.append(time.perf_counter()), end=lambda: None)
         start = time.perf_counter()
         model.generate(

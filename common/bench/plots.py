@@ -75,7 +75,7 @@ def page(
         below = document if isinstance(document, str) else footer(document)
         small = "\n".join(textwrap.fill(text, LINE) for text in f"{remark}\n{below}".lstrip().split("\n"))
         figure.supxlabel(small, x=0.012, ha="left", color=SMALL_PRINT)
-        figure.get_layout_engine().execute(figure)  # the labels keep apart by where the lines end on the page
+        figure.get_layout_engine().execute(figure)  # Labels are placed by where the lines end on the page.
         for panel in panels:
             label_ends(panel)
         save(figure, png)
@@ -100,7 +100,7 @@ def svg(figure, name: str) -> str:
     drawn = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
         figure.savefig(drawn, format="svg", transparent=True, metadata={"Date": None})
-    element = re.sub(r'<g id="[^"]*"', "<g", drawn.getvalue().partition("<svg")[2])  # every picture has the same ones
+    element = re.sub(r'<g id="[^"]*"', "<g", drawn.getvalue().partition("<svg")[2])  # Pictures would share ids.
     return f'<svg role="img" aria-label="{escape(name)}"{element}'
 
 
@@ -147,7 +147,7 @@ def steps(panel, figure: dict[str, Any], counts: Sequence[int], side: str, label
 def predicted(panel, x: Sequence[float], figure: dict[str, Any], label: str, side: str | None = None) -> None:
     """Draw what arithmetic says of `side`, or of all: dashed, thin, without marks, since nothing was measured."""
     style = {"color": color(side) if side else PREDICTION, "linestyle": (0, (4, 3)), "linewidth": 1.3}
-    panel.plot(x, figure["median"], label=label, zorder=4, **style)  # where it holds, it covers what it predicts
+    panel.plot(x, figure["median"], label=label, zorder=4, **style)  # It is drawn over the line that it predicts.
 
 
 def bars(panel, sides: Sequence[str], figures: Sequence[dict], labels: Sequence[str], *, lying: bool = False) -> None:
@@ -184,7 +184,7 @@ def draw_bars(panel, places, figure, width, tint, *, lying=False, label="_", siz
 
 
 def short(value: float) -> str:
-    """Three digits, or all before the decimal point if there are more."""
+    """Return three digits, or all before the decimal point if there are more."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -239,7 +239,7 @@ def label_ends(panel) -> None:
 
 
 def apart(centers: Sequence[float], heights: Sequence[float]) -> list[float]:
-    """Return centres of intervals of these heights, moved as little as keeps them from overlapping."""
+    """Return centres of intervals of these heights, moved just enough that none overlap."""
     places = list(centers)
     order = sorted(range(len(places)), key=lambda i: places[i])
     for _ in range(200):  # each pass halves an overlap on both sides; a handful of labels settles at once

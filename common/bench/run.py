@@ -59,7 +59,7 @@ def main(
     try:
         args.sizes = settings.size_set(args.sizes)
         args.benchmarks = pick(benchmarks, args.only)
-        args.again = args.again or len(benchmarks) == 1  # it was asked for by its name
+        args.again = args.again or len(benchmarks) == 1  # A benchmark that is asked for by its name runs again.
         if args.sizes == "gpu" and not torch.cuda.is_available():
             raise InvalidInput("--sizes gpu needs a CUDA device, and torch sees none here")
         if args.sizes == "gpu" and not (args.out or args.measure):
@@ -100,7 +100,7 @@ def measure(args: argparse.Namespace, settings: Settings) -> int:
     if suite.path.exists():
         found = summary.read_summary(suite.path)
         note(f"\n{summary.table(found)}\n{suite.path}")
-        if not sys.stdout.isatty():  # for programs: people have the table
+        if not sys.stdout.isatty():  # The JSON is for programs; people have the table.
             path = suite.document_of(args.benchmarks[0]) if len(args.benchmarks) == 1 else None
             print(json.dumps((path and read_json(path)) or found, separators=(",", ":")))
     return status
@@ -127,7 +127,7 @@ def beside_reference(benchmark: Benchmark) -> Benchmark:
     name, headline = benchmark.name, benchmark.headline
 
     def measure(settings: Settings, sizes: dict) -> Figures:
-        del os.environ["COURSE_STAGE"]  # in this process, which measures nothing else, the name is the reference's
+        del os.environ["COURSE_STAGE"]  # The name then stands for the reference. This process measures nothing else.
         return benchmark.sides[name](settings, sizes)
 
     def value(sizes: dict, side: Figures) -> float:

@@ -43,7 +43,7 @@ from .workloads import worded_jobs
 
 CONCURRENCIES = [1, 4, 8, 16, 32, 64]
 REQUESTS, REQUESTS_PER_CLIENT = 64, 4
-AXES = {  # what a run is named by: how its requests arrive, and the label of the plot's axis
+AXES = {  # by the option that names the runs: how requests arrive, and the label of the plot's axis
     "concurrency": ("closed loop", "requests at once"),
     "rate": ("Poisson arrivals", "requests arriving per second"),
 }
@@ -54,7 +54,7 @@ RATES = {  # columns of the first table
     "output\ntok/s": "output_tokens_per_second",
 }
 DRAWN_EVERY = 0.5  # seconds: drawing takes milliseconds, in which no chunk's arrival is noticed
-BUSY = 0.8  # of a core: from here on a chunk may wait for the load generator, which counts as the server's time
+BUSY = 0.8  # of a core: above it chunks may wait for the load generator, which counts as the server's time
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     [first] = worded_jobs(args.workload, 1, args.prompt_tokens, args.output_tokens, seed=args.seed)
     target = find_target(args.url, first, wanted(args))
     results: dict[float, LoadResult] = {}
-    with suppress(KeyboardInterrupt):  # what is complete is reported
+    with suppress(KeyboardInterrupt):  # Complete runs are reported.
         measure(args, target, results)
     interrupted = len(results) < len(args.loads)
     if results:
@@ -111,7 +111,7 @@ def numbers(kind: type, text: str) -> list:
 
 def measure(args: argparse.Namespace, target: Target, results: dict[float, LoadResult]) -> None:
     """Add the result of each run to `results`, by its concurrency or rate."""
-    for number, load in enumerate(args.loads, start=1):  # run 0 was the first request's
+    for number, load in enumerate(args.loads, start=1):  # Run 0 was the first request.
         clients = load if args.axis == "concurrency" else 1
         count = max(clients, args.requests or max(REQUESTS, REQUESTS_PER_CLIENT * clients))
         work = {"seed": args.seed, "number": number, "ignore_eos": args.ignore_eos}
@@ -213,7 +213,7 @@ def draw(document: dict[str, Any], png: Path) -> None:
     with plots.page(png, footer, message, rows=2, columns=2, height=8, remark=remark) as (total, gaps, rate, first):
         plots.line(rate, loads, dict.fromkeys(("median", "min", "max"), rates), "server", "_")
         for panel, name, scale in ((total, "e2el", 1), (gaps, "itl", 1e3), (first, "ttft", 1)):
-            # With a hole where a point has no value, such as the gaps of answers that came in one chunk.
+            # A point without a value leaves a hole: answers that came in one chunk have no gaps, for example.
             p50, p90, p99 = (
                 [scale * (point[name] or {}).get(rank, math.nan) for point in points] for rank in ("p50", "p90", "p99")
             )
@@ -223,7 +223,7 @@ def draw(document: dict[str, Any], png: Path) -> None:
         titles |= {"Throughput": "output tokens per second", "Time to first token": "seconds"}
         for panel, (title, unit) in zip((total, gaps, rate, first), titles.items(), strict=True):
             plots.doubling(panel, loads)
-            panel.update_datalim([(loads[0], 0)])  # so that there is room above a line that is flat
+            panel.update_datalim([(loads[0], 0)])  # With 0 among the data, a flat line has room above it.
             plots.axes(panel, AXES[axis][1], unit, title)
 
 

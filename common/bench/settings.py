@@ -18,7 +18,7 @@ from common.stages import load_engine
 
 from .cost_model import parameters
 
-LARGE = 10**8  # parameters, from which on a step on a CPU takes a tenth of a second or more
+LARGE = 10**8  # parameters: from here on a step on a CPU takes a tenth of a second or more
 held: dict["Settings", Loaded] = {}  # the model loaded last: on a GPU several sides share a process
 
 
@@ -49,7 +49,7 @@ class Settings:
         return replace(loaded, config=replace(loaded.config, context_length=context_length))
 
     def without_weights(self) -> Loaded:
-        """Return tokenizer and config, for a process whose model is another's, or another process's."""
+        """Return tokenizer and config, for a process that runs another library's model, or whose workers load it."""
         return load_model(self.model, device=self.device, dtype=self.dtype, load_format="none")
 
     def folder(self) -> Path:

@@ -30,11 +30,11 @@ from .settings import Settings
 from .timing import free_memory
 
 RESULTS = ROOT / "results"  # where a machine's results file is, unless --out says otherwise
-PATIENCE = 2.0  # a process that takes as many times as long as expected, where there is a limit, is ended
+PATIENCE = 2.0  # With a limit, a process is ended after this many times the expected seconds.
 MIN_SECONDS = 15.0  # no process is begun with less time left
 MAX_SAID = 500  # characters of what is wrong
 UNKNOWN = 60.0  # seconds of a benchmark that does not say how long it takes
-# What else must be the same to resume.
+# Beside sizes and order, these must be the same to resume.
 CONDITIONS = ("commit", "torch", "torch_threads", "model", "load_format", "dtype", "cpu_cores")
 
 
@@ -178,7 +178,7 @@ class Suite:
         return run.benchmark.seconds.get(self.size_set, UNKNOWN) / len(self.runs(run.benchmark))
 
     def limit(self, run: Run) -> float | None:
-        """Return the seconds after which a process hangs, or its machine is much slower; --minutes gives each more."""
+        """Return the seconds after which a process is ended: it hangs, or is far too slow. --minutes can raise them."""
         if self.seconds is None:
             return None
         whole = sum(benchmark.seconds.get(self.size_set, UNKNOWN) for benchmark in self.benchmarks)
@@ -194,7 +194,7 @@ class Suite:
     def finish(self, benchmark: Benchmark) -> None:
         """Write the document, the plot and the entry of a benchmark whose sides are all measured."""
         sizes, order = benchmark.sizes_of(self.size_set), self.order(benchmark)
-        repeats: list[dict[str, dict]] = [{} for _ in order]  # in each the answers by side
+        repeats: list[dict[str, dict]] = [{} for _ in order]  # answers by side, for each repeat
         for run in self.runs(benchmark):
             repeats[run.repeat] |= self.answers(run)
         model = next(iter(repeats[0].values()))["model"]
@@ -219,7 +219,7 @@ class Suite:
                 self.problems[benchmark.name] = problem
         write_json(self.path, summary.with_entry(self.found(), document))
         shutil.rmtree(self.partial / benchmark.name)
-        with suppress(OSError):  # others are still in it
+        with suppress(OSError):  # Other benchmarks still have files in it.
             self.partial.rmdir()
 
 

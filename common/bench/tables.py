@@ -22,10 +22,10 @@ from common.terminal import markdown
 from .documents import read_json
 from .plots import short
 
-MACHINE = "cpu-amd-epyc-2-cores"  # which most committed figures come from
-SHAPES = "cpu-intel-xeon-2-cores"  # where both models did the same work
+MACHINE = "cpu-amd-epyc-2-cores"  # Most committed figures come from it.
+SHAPES = "cpu-intel-xeon-2-cores"  # Both models did the same work on it.
 SAME_WORK = {"the bundled model": f"{SHAPES}-large", "SmolLM2-135M": f"{SHAPES}.smollm2-bfloat16"}
-LARGE = (SAME_WORK["SmolLM2-135M"], f"{MACHINE}.qwen3-0.6b-dummy-bfloat16")  # of a real model; of one's shape
+LARGE = (SAME_WORK["SmolLM2-135M"], f"{MACHINE}.qwen3-0.6b-dummy-bfloat16")  # a real model, and only the shape of one
 Rows = Sequence[Sequence[Any]]  # the header first
 
 
@@ -79,7 +79,7 @@ def texts() -> list[Path]:
 
 def main(arguments: Sequence[str] = ()) -> int:
     """Run cog on every text; return its exit status."""
-    from cogapp import Cog  # which a machine that only measures need not have
+    from cogapp import Cog  # A machine that only measures need not have it.
 
     prologue = "from common.bench.tables import shapes, table"
     command = ["cog", "-P", "--verbosity=1", "-p", prologue, *(arguments or ["-r"])]  # -r would override --check

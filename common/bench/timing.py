@@ -15,8 +15,8 @@ import torch
 
 from common.transfers import synchronize
 
-CALLS = 32  # launched one after the other before a GPU is waited for: that wait is then a small part
-REPLAY_MS = 5  # what one graph holds, in milliseconds: its own launch is then a small part
+CALLS = 32  # calls that are launched before one wait for the GPU, so that the wait is a small part of the time
+REPLAY_MS = 5  # milliseconds of calls in one graph, so that its launch is a small part of the time
 MAX_INPUTS = 32
 REPEATS = 30
 
@@ -67,11 +67,11 @@ def inputs_beyond_cache(nbytes: int, device: torch.device) -> int:
 def kernels_of(function: Callable[[], object], times: int, device: torch.device) -> list[tuple[str, float, float]]:
     """Call the function `times` times; return (name, start, end), in seconds, of each kernel that a GPU ran for it.
 
-    On a CPU of each operation, those within others too.
+    On a CPU: of each operation, also of those within others.
     """
     from torch.profiler import ProfilerActivity, profile
 
-    kind = device.type.upper()  # beside a GPU nothing of the CPU: that would slow it down
+    kind = device.type.upper()  # On a GPU, without the CPU's events: they would slow it down.
     with profile(activities=[getattr(ProfilerActivity, kind)]) as profiler:
         for _ in range(times):
             function()

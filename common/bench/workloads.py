@@ -20,7 +20,7 @@ TOPICS = {
     "stories": stories.request,  # of one to twelve days
 }
 SHORTEST = 16  # tokens, of prompts and outputs of mixed lengths
-WORKLOADS = ("mixed", "shared-prefix", "corpus")  # that can be said in words, to a server with another tokenizer
+WORKLOADS = ("mixed", "shared-prefix", "corpus")  # Prompts are words, for servers with any tokenizer.
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def page_prompt(model, tokens: int, seed: int | str = 0) -> list[int]:
 def page_tokens(tokenizer) -> list[int]:
     """Return the token ids of all lessons' pages, one after another."""
     pages = "\n".join((folder / "README.md").read_text(encoding="utf-8") for folder in stage_folders())
-    return tokenizer(pages, verbose=False)["input_ids"]  # it would warn that this is longer than the context
+    return tokenizer(pages, verbose=False)["input_ids"]  # Otherwise it warns that this exceeds the context.
 
 
 def random_prompt(tokens: int, vocab_size: int, seed: int | str) -> list[int]:
@@ -149,7 +149,7 @@ def worded_jobs(
 ) -> list[Job]:
     """Return requests of one of WORKLOADS, for run `number`, whose prompts are text.
 
-    Runs of one seed are equally long request by request, and still no prompt of one begins as that of another does: no
+    Request number i has the same lengths in all runs of one seed. But no prompt begins like one of another run: no
     run finds its prompts in a prefix cache. (The corpus has other questions for each run, of any length.)
     """
     if workload == "corpus":

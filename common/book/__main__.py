@@ -34,13 +34,13 @@ SETTINGS = {
     "html_css_files": ["book.css"],
     "html_js_files": ["book.js"],
     "html_copy_source": False,
-    "suppress_warnings": ["misc.highlighting_failure"],  # text that is no code
+    "suppress_warnings": ["misc.highlighting_failure"],  # Some blocks hold text that is not code.
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
     out = (parser_of("course.py book", __doc__).parse_args(arguments).out or ROOT / "book").resolve()
-    if out.exists() and not (out / ".buildinfo").exists():  # which Sphinx leaves
+    if out.exists() and not (out / ".buildinfo").exists():  # Sphinx leaves this file.
         raise InvalidInput(f"{out} exists and is no book: name a folder with --out that may be made, or made again.")
     need_generator()
     with tempfile.TemporaryDirectory() as temporary:
@@ -65,7 +65,7 @@ def need_generator() -> None:
 
 def build(folder: Path) -> str:
     """Make the site in folder / "site", and return Sphinx's warnings: links that lead nowhere, for example."""
-    from sphinx.application import Sphinx  # which may have been installed just now
+    from sphinx.application import Sphinx  # It may have been installed just now.
     from sphinx.util.docutils import docutils_namespace, patch_docutils
 
     pages, copied, site, kept = (folder / name for name in ("pages", "copied", "site", "kept"))

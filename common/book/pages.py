@@ -22,7 +22,7 @@ PARTS = {  # of the table of contents
 }
 CODE_BLOCK = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
-RECORDING = re.compile(  # a picture that links one, or a picture and a paragraph with the link
+RECORDING = re.compile(  # a picture that links a recording, or a picture and a paragraph with the link
     r"^(?:\[!\[([^\]]+)\]\([^)]+\)\]|!\[([^\]]+)\]\([^)]+watch\.png\)\n\n\[[^\]]+\])\(([^)]*watch\.html)\).*$",
     re.MULTILINE,
 )
@@ -58,7 +58,7 @@ class Pages:
         moved(page, self.folder).write_text("".join(blocks), encoding="utf-8")
 
     def _lead(self, folder: Path, text: str) -> str:
-        """Return text of a page in a folder with its links led to pages, and its recordings in place."""
+        """Return the text of a page in a folder, with links to the pages of the book and with its recordings."""
 
         def play(found: re.Match) -> str:
             shutil.copy(folder / found[3], moved(folder / found[3], self.copied))

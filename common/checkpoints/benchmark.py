@@ -46,7 +46,7 @@ def answered(loaded: Loaded, jobs: Sequence[Job], batch: int, stage: str = NOW, 
     result = engine_load(engine, jobs, concurrency=batch)
     after, tokens = engine.stats(), sum(record.output_tokens for record in result.records)
     drafted, accepted = (after.get(name, 0) - before.get(name, 0) for name in ("draft_tokens", "accepted_tokens"))
-    passes = tokens - accepted  # each gives one token of the target's own
+    passes = tokens - accepted  # Each pass gives one token of the target's own.
     found = {"tokens_per_second": tokens / result.seconds, "drafted": drafted / passes, "gained": tokens / passes}
     if costs := getattr(getattr(engine.scheduler, "speculation", None), "costs", None):
         drafts = found["drafted"]

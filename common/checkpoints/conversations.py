@@ -41,7 +41,7 @@ OPENINGS = (
 )  # fmt: skip
 # For a model without a chat template
 PLAIN = "{% for message in messages %}{{ '\n' + message['content'] + '\n' }}{% endfor %}"
-MARK = "\ue000"  # a character for private use, where a turn's text goes
+MARK = "\ue000"  # a private-use character that stands for a turn's text
 
 
 def hidden_states(model: Transformer, texts: Sequence[Tensor], device: torch.device) -> Tensor:

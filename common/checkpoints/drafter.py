@@ -36,10 +36,10 @@ from .recipes import Phase
 from .train import THREADS, Training
 
 WIDTH, LAYERS, HEADS = 176, 2, 3  # 49,152 tokens in bfloat16 are then 17 MB, the layers 2 MB
-OTHERS = 2048  # tokens beside the likely ones whose scores a step computes on a CPU
+OTHERS = 2048  # tokens: on a CPU a step computes the scores of these beside the likely ones
 TOKENS_PER_STEP = {"cpu": 2048, "cuda": 16384}
-HELD_OUT = 0  # the file whose conversations are not learned from
-MEASURED = 16  # conversations that show which hidden states the target has
+HELD_OUT = 0  # Training never sees the conversations of this file.
+MEASURED = 16  # conversations from which the target's hidden states are measured
 
 
 class Text(NamedTuple):
@@ -74,7 +74,7 @@ class Distillation(Training):
         """Begin with the output layer of the target, as far as the drafter's width holds it, and idle blocks.
 
         With a tied embedding and idle blocks, each token would predict itself, and to unlearn that takes longer than
-        all the rest. Small numbers make it less, and opposite signs of neighbours in the last norm as good as chance.
+        all the rest. Small numbers weaken this, and alternating signs in the last norm reduce it to chance.
         """
         for path, parameter in self.model.named_parameters():
             if path == "embedding.weight":
@@ -109,7 +109,7 @@ class Distillation(Training):
         return output @ root @ directions[:, -self.config.hidden_size :]
 
     def batches(self) -> Iterator[tuple[list[Text], int]]:
-        """Return texts drawn by chance, which depends on `next_document` alone."""
+        """Yield batches of texts; the random choice depends on `next_document` alone."""
         while True:
             batch, tokens = [], 0
             while tokens < self.phase.tokens_per_step:

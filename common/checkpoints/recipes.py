@@ -22,12 +22,12 @@ class Phase:
     tokens_per_step: int = 2048  # or one row, if that is longer
     # (up to which share of the steps, tokens in a row)
     row_lengths: Sequence[Sequence[float]] = ((0.25, 256), (0.6, 512), (0.96, 1024), (1.0, CONTEXT_LENGTH))
-    mix: str = "known"  # of documents, by its name in the corpus; except of the first, the model's own words count only
+    mix: str = "known"  # of documents. With "known" every token counts, with other mixes only the model's own words.
     teacher: str | None = None  # learn this checkpoint's distribution over the next token instead of the token
     # Without a norm on Q and K, larger steps saturate attention: softmax becomes one-hot and stops learning.
     peak_rate: float = 0.002  # the learning rate of both optimizers after `warmup` steps
     warmup: int = 50
-    first_document: int = 0  # elsewhere where an earlier phase has the same mix, so that no document comes twice
+    first_document: int = 0  # Phases with the same mix begin at different documents, so that none comes twice.
     mean_of: Sequence[int] = ()  # begin with the mean of what these phases ended with (Wortsman et al., 2022)
 
 

@@ -66,7 +66,7 @@ def learning_rate(step: int, phase: Phase) -> float:
 class Training:
     """Phase `number` (from 1) of a checkpoint that lies in `folder`, with its snapshots in `work`."""
 
-    write = staticmethod(document)  # the text with a number
+    write = staticmethod(document)  # returns the document with this number
 
     def __init__(self, name: str, number: int, folder: Path, work: Path, phase: Phase | None = None):
         self.name, self.number, self.folder = name, number, folder
@@ -90,11 +90,11 @@ class Training:
             torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0, fused=True),
         )
         self.step, self.tokens, self.next_document, self.seconds = 0, 0, self.phase.first_document, 0.0
-        self.history: list[dict] = []  # {"step", "train_loss"} and now and then "held_out_loss"
+        self.history: list[dict] = []  # {"step", "train_loss"}, and in every fifth "held_out_loss"
         self.stop_at = self.phase.steps
 
     def start_weights(self) -> None:
-        """Random in the first phase; in a later one, what the phase before it wrote, or the mean of several phases."""
+        """Begin with random weights in phase 1, else with those of the phase before, or with the mean of several."""
         if self.phase.mean_of:
             ends = [torch.load(self.work / f"{self.name}-{number}.pt")["model"] for number in self.phase.mean_of]
             self.model.load_state_dict({path: sum(end[path] for end in ends) / len(ends) for path in ends[0]})

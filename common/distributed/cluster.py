@@ -37,7 +37,7 @@ LOOK_SECONDS = 2.0  # from one look at the head to the next
 SILENCE_SECONDS = 10.0  # a head that does not answer for this long counts as lost
 OWN_SECONDS = 3.0  # for a Ray of our own to end by itself, before its processes are killed
 CLOSE_SECONDS = 10.0  # for this process to leave Ray; if the head is gone, Ray waits for it for 5
-OWN_CORES = 0.01  # that a worker reserves in a Ray of our own: any number of workers share this machine's cores
+OWN_CORES = 0.01  # cores that a worker reserves in a Ray of our own: any number of workers share this machine
 
 
 class Cluster:
@@ -63,7 +63,7 @@ class Cluster:
         self._closing: Future[None] = Future()
         self._joined: Future[None] = Future()
         self._thread = threading.Thread(target=self._hold, args=(address, count, device), name="ray", daemon=True)
-        atexit.register(self.close)  # before Ray's own, which was registered earlier
+        atexit.register(self.close)  # It runs before Ray's own, which was registered earlier.
         try:
             self._thread.start()
             self._wait_until_joined(address)
@@ -164,8 +164,8 @@ class Cluster:
         if not group.wait(PLACE_SECONDS):
             free = {kind: ray.available_resources().get(kind, 0) for kind in self._bundle}
             raise InvalidInput(f"{too_small(living_nodes(), count, self._bundle)}, of which {amounts(free)} are free")
-        self._places = [""] * count  # of each worker, the node
-        self._cores: dict[str, float] = {}  # of each node
+        self._places = [""] * count  # the node of each worker
+        self._cores: dict[str, float] = {}  # by node
         self._group = group
         self._look()
 

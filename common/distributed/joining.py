@@ -30,9 +30,10 @@ REACH_SECONDS = 5.0  # for a connection to the address of a running Ray
 ANSWER_SECONDS = 20.0  # for the process there to answer as the head of a Ray
 OBJECT_STORE_BYTES = 80 << 20  # about Ray's minimum: messages are small, and pages do not pass through the store
 LOOPBACK = "127.0.0.1"
-# Processes of a Ray's head that nothing here asks: an autoscaler, a web server, a reader of logs. Each takes a second.
+# Processes of Ray's head that nothing here needs: an autoscaler, a web server, a log reader. Each takes a second.
 NOT_STARTED = dict.fromkeys(("start_monitor", "start_api_server", "start_log_monitor"), lambda *_, **__: None)
-CONNECT = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"  # to a head; or abort
+# A program that connects to the head at an address, or aborts if there is none.
+CONNECT = "import sys; from ray._raylet import GcsClient; GcsClient(address=sys.argv[1])"
 
 
 def find_head(address: str) -> None:
@@ -71,12 +72,12 @@ def join_ray(address: str) -> None:
 
 def start_ray(token: str) -> None:
     """Start a Ray on this machine, which listens on loopback and takes only calls with `token`."""
-    import torch  # only now: a worker imports this module as well, and may do without torch
+    import torch  # Imported only here: workers import this module too, and may do without torch.
 
     silence_ray()
     own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "RAY_worker_niceness": "0"}
-    own["RAY_prestart_worker_first_driver"] = "0"  # or Ray would start a process that no worker uses
-    own["SPT_NOENV"] = "1"  # or the title of a process would overwrite its environment, and `end_processes` miss it
+    own["RAY_prestart_worker_first_driver"] = "0"  # Otherwise Ray starts a process that no worker uses.
+    own["SPT_NOENV"] = "1"  # Otherwise a process's title overwrites its environment, and `end_processes` misses it.
     # On Linux, Ray would replace 127.0.0.1 by an address that other machines can reach.
     on_loopback = patch.object(ray_constants, "ENABLE_RAY_CLUSTER", False)
     # Ray's processes get these variables when they start, and pass them on to their workers.
@@ -109,9 +110,9 @@ class CourseJobConfig(JobConfig):
 
 @contextmanager
 def own_sigterm() -> Iterator[None]:
-    """Keep what this process does at SIGTERM. What Ray sets in its place prints the stack, and leaves processes behind.
+    """Keep this process's handler of SIGTERM. Ray's handler prints the stack, and leaves processes behind.
 
-    Python sets handlers on the main thread alone, so this asks its library in C.
+    Python sets handlers only on the main thread, so this calls Python's C library.
     """
     library = ctypes.pythonapi
     library.PyOS_getsig.restype = ctypes.c_void_p

@@ -28,14 +28,14 @@ import torch
 from torch import Tensor
 
 os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # errors reach the caller as exceptions
-os.environ.setdefault("UCX_LOG_LEVEL", "error")  # of the library below it
+os.environ.setdefault("UCX_LOG_LEVEL", "error")  # UCX is the library below NIXL.
 
 STAMPS = 4096  # offers at a time; an older one would be refused, and computed again
 POLL_SECONDS = 0.0002  # from one look at transfers to the next
 SERVE_SECONDS = 0.002  # without transfers, from one look for readers to the next
-TRANSFER_SECONDS = 20.0  # then a transfer has failed, unless it is large: its sender hangs
+TRANSFER_SECONDS = 20.0  # A transfer that takes longer has failed, since its sender hangs. Large ones get more.
 CLOSE_SECONDS = 5.0  # for the call of NIXL that the thread is in
-MIN_BYTES_PER_SECOND = 10e6  # of a large one
+MIN_BYTES_PER_SECOND = 10e6  # A transfer gets one more second for each 10 MB.
 
 
 class Peer(NamedTuple):
@@ -68,9 +68,9 @@ class NixlTransport:
 
     def __init__(self, loopback: bool = True):
         agent, config = nixl()
-        if loopback:  # NIXL asks nobody who connects
+        if loopback:  # NIXL does not check who connects.
             os.environ["UCX_NET_DEVICES"] = "lo"
-        # NIXL's own thread for progress would never sleep, and take a core from the model.
+        # NIXL's own progress thread would never sleep, and would take a core from the model.
         self.agent = agent(f"worker-{uuid.uuid4()}", config(backends=["UCX"], enable_prog_thread=False))
         self.stamps, self.landing = torch.zeros(2, STAMPS, dtype=torch.int64)
         self.numbers, self.places = itertools.count(1), itertools.count()
@@ -127,7 +127,7 @@ class NixlTransport:
     def close(self) -> None:
         """End the thread, and with it the transfers that are not final.
 
-        At the latest when the program ends: Python lets no thread come back from NIXL then, and the process aborts.
+        `atexit` calls this: once Python ends, it lets no thread return from NIXL, and the process would abort.
         """
         atexit.unregister(self.close)
         self.begun.put(None)
@@ -163,8 +163,8 @@ class NixlTransport:
                 if transfer is None:
                     return
                 going.append((transfer, self._fetch(transfer)))
-            with suppress(Exception):  # a peer that is gone: transfers from it say so
-                self.agent.get_new_notifs()  # serves those who read by TCP, for which this process must do something
+            with suppress(Exception):  # The peer may be gone: its transfers report that.
+                self.agent.get_new_notifs()  # It serves readers over TCP, which need work in this process.
             going = [(transfer, steps) for transfer, steps in going if not self._ended(transfer, steps)]
 
     def _ended(self, transfer: "NixlTransfer", steps: Iterator[None]) -> bool:
@@ -176,7 +176,7 @@ class NixlTransport:
             transfer.end("")
         except ConnectionError as error:
             transfer.end(str(error))
-        except Exception as error:  # NIXL's own: the sender is gone
+        except Exception as error:  # an error of NIXL: the sender is gone
             self.peers.pop(transfer.ticket.peer.name, None)
             with suppress(Exception):
                 self.agent.remove_remote_agent(transfer.ticket.peer.name)
@@ -243,7 +243,7 @@ class NixlTransfer:
         self._final.wait(seconds)
 
     def cancel(self) -> None:
-        """Do not begin to read, if it has not begun; then it is final soon."""
+        """If reading has not begun, do not begin: the transfer is then final soon."""
         self.cancelled = True
 
     def end(self, failure: str) -> None:
@@ -265,5 +265,5 @@ def nixl() -> tuple[type, type]:
     try:
         from nixl._api import nixl_agent, nixl_agent_config
     except ModuleNotFoundError:
-        from nixl_cu13._api import nixl_agent, nixl_agent_config  # one of those that `nixl` chooses from
+        from nixl_cu13._api import nixl_agent, nixl_agent_config  # one of the builds that `nixl` chooses from
     return nixl_agent, nixl_agent_config

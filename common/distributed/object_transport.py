@@ -60,7 +60,7 @@ class ObjectTransfer:
             return False
         try:
             arrived: list[numpy.ndarray] = self.future.result()
-        except Exception as error:  # Ray's own: the sender is gone
+        except Exception as error:  # an error of Ray: the sender is gone
             raise ConnectionError(f"the pages did not arrive: {error}") from error
         index = torch.tensor(self.pages, dtype=torch.int64, device=self.pools[0].device)
         for pool, sent in zip(self.pools, arrived, strict=True):

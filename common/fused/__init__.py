@@ -141,8 +141,8 @@ def choose_model(model: Transformer, fused: bool | str) -> Transformer:
 
 
 def fuse(model: Transformer, name: str = "triton") -> FusedTransformer:
-    """Return the model with the fused kernels of that name. It has the same modules and parameters, but for bfloat16 on
-    a CPU, where products get packed weights (`pack_linears`).
+    """Return the model with the fused kernels of that name. It has the same modules and parameters, except on a CPU,
+    where products may get packed weights (`pack_linears`).
 
     Raise InvalidInput if the kernels cannot run on the model's device, or in its type.
     """

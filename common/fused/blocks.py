@@ -20,17 +20,17 @@ from .kept_kernels import kept
 from .numba_basics import array, f4, fetch
 
 UNIT, LANES = 32, 16  # outputs; numbers of a vector, which LLVM splits where registers are smaller
-# Bytes from a weight's use to the one that is fetched meanwhile. Without that, eight rows take 1.5 times as long on an
+# Bytes from a weight in use to the one that is fetched meanwhile. Without that, eight rows take 1.5 times as long on an
 # Intel Xeon of the fifth generation, and one row in bfloat16, too (measured with 4,096 bytes, into the first cache). An
 # AMD EPYC of the fourth has more reads on the way to its second cache than to its first. So float32 and bfloat16 go to
 # the second, and codes of one or two rows (codes.py): one row takes 0.9 of the time. Codes that are used for longer, or
 # widened, go to the first. At a distance of 4,096, one row of 4 bits takes 1.3 times as long there.
 AHEAD = 2048
 FEATURES = llvmlite.binding.get_host_cpu_features()
-MAX_ROWS = 8 if FEATURES.get("avx512f") else 2  # whose sums fit into the registers
+MAX_ROWS = 8 if FEATURES.get("avx512f") else 2  # rows: their sums fit into the registers
 # One instruction multiplies two inputs in bfloat16 with their weights, and adds both products to a sum in float32.
 HAS_PAIRS = bool(FEATURES.get("avx512bf16"))
-# Of a weight: inputs of a step, which are four bytes; of 8 and 4 bits (quantized.py), a group's, and of its scales.
+# Inputs of a step, which are four bytes; in 8 and 4 bits (quantized.py) the bytes of a group's scales, and of a group.
 STEP = {"float32": 1, "bfloat16": 2, "8 bits": 4, "4 bits": 8}
 HEADER = {"float32": 0, "bfloat16": 0, "8 bits": 64, "4 bits": 128}
 BYTES_OF_GROUP = {"float32": 0, "bfloat16": 0, "8 bits": 64 + 1024, "4 bits": 128 + 512}
@@ -44,7 +44,7 @@ _functions: list[CFunc] = []  # their code lives as long as they do
 
 
 def multiply(form: str, rows: int, units: int = 1):
-    """Return what multiplies `rows` rows with so many units, side by side, of a weight of this form."""
+    """Return the kernel that multiplies `rows` rows with `units` neighbouring units of a weight of this form."""
     pairs, parts = form == "bfloat16" and HAS_PAIRS, range(0, units * 4 * UNIT, 4 * LANES)
     step, header, each = 1 if pairs else STEP[form], HEADER[form], BYTES_OF_GROUP[form]
 
@@ -94,7 +94,7 @@ def multiply(form: str, rows: int, units: int = 1):
 
 
 def zeros(builder, rows: int, units: int = 1) -> list:
-    """Return variables for the sums of so many units, vectors."""
+    """Return variables for the sums of rows with `units` units, as vectors."""
     sums = [[cgutils.alloca_once(builder, FLOATS) for _ in range(units * len(PARTS))] for _ in range(rows)]
     clear(builder, sums)
     return sums
@@ -113,7 +113,7 @@ def add(builder, total, factor, other) -> None:
 
 
 def add_pairs(builder, total, weights, factors) -> None:
-    """total += the products of both numbers in bfloat16 that each factor and weight is, added up"""
+    """total += the sum of two products: each weight and each factor is two numbers in bfloat16"""
     kind = ir.FunctionType(FLOATS, [FLOATS, INTS, INTS])
     function = cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.avx512bf16.dpbf16ps.512")
     pairs = [builder.bitcast(each, INTS) for each in (weights, factors)]
@@ -222,7 +222,7 @@ def floats(builder, address, form: str, pairs: bool = False) -> list:
     fetch(builder, offset(builder, address, AHEAD), 3 if HEADER[form] else 2)
     if form == "float32" or pairs:
         return [load(builder, address, FLOATS)]
-    words, step = load(builder, address, INTS), STEP[form]  # the first input's in the lowest bits
+    words, step = load(builder, address, INTS), STEP[form]  # the first input is in the lowest bits
     if form == "bfloat16":
         return [
             builder.bitcast(bits, FLOATS)

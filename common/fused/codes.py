@@ -5,8 +5,8 @@ lie side by side in a weight's blocks, with the same four numbers of a row. The 
 (blocks.py) take a dozen instructions. llama.cpp multiplies so, too.
 
 Every 16 numbers of a row have a scale: with one for 32, as in llama.cpp, SmolLM2 loses twice as much by it. The weights
-are the unsigned factor: codes of 8 bits get 128 more on the way, so sums begin at -128 times the sum of the row's. Only
-bfloat16 is computed so: in float32 an answer is the same in every batch, however its steps are computed.
+are the unsigned factor: codes of 8 bits get 128 more on the way, so sums begin at -128 times the sum of the row's
+codes. Only bfloat16 is computed so: in float32 an answer is the same in every batch, however its steps are computed.
 """
 
 import llvmlite.binding
@@ -44,13 +44,13 @@ from .blocks import (
 from .numba_basics import fetch
 
 HAS_CODES = bool(llvmlite.binding.get_host_cpu_features().get("avx512vnni"))
-HALF = 16  # numbers of a row that have a scale
+HALF = 16  # numbers of a row that share a scale
 # A record is a group of a row in 8 bits. At byte
 #      0    the codes of its 32 numbers, int8
 #     32    the scale of each half, float32
 #     40    where the sum of products of each half begins, int32: -128 times the sum of its codes
-#     48    the sum of the numbers that all codes stand for, float32, which a minimum is multiplied with
-SCALES, FIRST, SUM, RECORD = 32, 40, 48, 52  # and where the next record begins
+#     48    the sum of the numbers that all codes stand for, float32, with which a minimum is multiplied
+SCALES, FIRST, SUM, RECORD = 32, 40, 48, 52  # RECORD: where the next record begins
 SMALL = ir.VectorType(ir.IntType(8), HALF)
 
 
@@ -62,20 +62,20 @@ def on_vectors(builder, name: str, kind, *values):
 
 @intrinsic
 def finish_codes(typing_context, numbers, record):
-    """Round 32 numbers to 8 bits, to a record. Arguments are addresses."""
+    """Round 32 numbers to 8 bits, and write them to a record. Arguments are addresses."""
 
     def generate(_, builder, __, arguments):
         numbers, record = arguments
         both = FLOAT(0)
         for half in range(2):
             vector = load(builder, offset(builder, numbers, 4 * HALF * half), FLOATS)
-            sizes = builder.and_(builder.bitcast(vector, INTS), every(0x7FFFFFFF))  # in order, and NaN is the largest
+            sizes = builder.and_(builder.bitcast(vector, INTS), every(0x7FFFFFFF))  # the order stays; NaN is largest
             largest = builder.bitcast(on_vectors(builder, "vector.reduce.umax.v16i32", INT, sizes), FLOAT)
             scale = builder.fmul(largest, FLOAT(1 / 127))
             is_zero = builder.fcmp_ordered("<", largest, FLOAT(1e-30))
             factor = builder.select(is_zero, FLOAT(0), builder.fdiv(FLOAT(127), largest))
             rounded = on_vectors(builder, "rint.v16f32", FLOATS, builder.fmul(vector, spread(builder, factor)))
-            codes = builder.fptosi(rounded, INTS)  # of NaN any, since the scale is NaN, too
+            codes = builder.fptosi(rounded, INTS)  # any code for NaN: the scale is NaN, too
             store(builder, builder.trunc(codes, SMALL), offset(builder, record, HALF * half))
             total = on_vectors(builder, "vector.reduce.add.v16i32", INT, codes)
             store(builder, scale, offset(builder, record, SCALES + 4 * half))
@@ -87,7 +87,7 @@ def finish_codes(typing_context, numbers, record):
 
 
 def multiply(form: str, rows: int):
-    """Return what multiplies `rows` rows with one unit of a weight of this form."""
+    """Return the kernel that multiplies `rows` rows with one unit of a weight of this form."""
 
     @intrinsic
     def kernel(typing_context, weight, line, groups, steps, x, bytes_of_x, behind, out, bytes_of_out):
@@ -156,7 +156,7 @@ def first_sum(builder, form: str, record, half: int):
 
 
 def unsigned(builder, words, form: str, turn: int):
-    """Return the codes of four inputs as bytes from 0 on."""
+    """Return the codes of four inputs as unsigned bytes."""
     if form == "8 bits":
         return builder.xor(words, every(0x80808080))
     return builder.and_(builder.lshr(words, every(4 * turn)), every(0x0F0F0F0F))

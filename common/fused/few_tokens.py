@@ -1,4 +1,4 @@
-"""Few tokens on a CPU: two compiled calls for each block, one before attention and one behind it, products included,
+"""Few tokens on a CPU: two compiled calls for each block, one before attention and one after it, products included,
 and one for the logits.
 
 With one token a product of a small model takes ten microseconds, and the call of a library, from Python through
@@ -25,9 +25,9 @@ from .quantized import QuantizedLinear
 from .rotation import heads_of
 from .tiles import INPUTS, MIN_ROWS_QUANTIZED, has_tiles, multiply_tiles
 
-ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # that may be measured
+ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64)  # numbers of rows that may be measured
 MANY = 2**30  # rows
-MEASURED, TIMES = 2**26, 4  # weights
+MEASURED, TIMES = 2**26, 4  # weights; passes
 _most: dict[tuple, int] = {}  # what was measured in this process
 
 
@@ -42,7 +42,7 @@ class FewTokens:
         dtype = block.mlp_norm.weight.dtype
         qkv, output, gate_up, down = (place_of(linear, dtype) for linear in products(block))
         self.most_in_codes = int(qkv[4])
-        # Kept beside their addresses.
+        # Kept, since the kernels only have their addresses.
         self.first = block.attention_norm.weight, qkv, attention.qkv.bias
         self.second = output, attention.output.bias, block.mlp_norm.weight, gate_up, down
         self.first_at, self.second_at = tuple(map(address, self.first)), tuple(map(address, self.second))
@@ -156,7 +156,7 @@ def most_few(model: Transformer, fused_block: Callable[..., Tensor]) -> int:
     def is_slower(rows: int) -> bool:
         padded_rows = padded(rows) if model.pads else rows
         times = [(seconds(rows, True), seconds(padded_rows, False)) for _ in range(1 + TIMES)]
-        ours, theirs = map(min, zip(*times[1:], strict=True))  # the first time kernels are loaded
+        ours, theirs = map(min, zip(*times[1:], strict=True))  # The first pass also loads kernels.
         return ours > theirs
 
     if key not in _most:

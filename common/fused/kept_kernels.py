@@ -27,15 +27,15 @@ from numba.core import bytecode, caching
 
 CACHE = os.environ.get("NUMBA_CACHE_DIR")
 if not CACHE:
-    with suppress(ImportError, RuntimeError):  # the second without a home, as in some containers
+    with suppress(ImportError, RuntimeError):  # RuntimeError: no home, as in some containers
         from platformdirs import user_cache_path
 
         CACHE = user_cache_path()
 FOLDER = Path(CACHE) / "llm-serving-course" / "kernels" if CACHE else None
 WITHIN = ("kept_kernels.py", "numba_basics.py", "blocks.py", "codes.py", "tiles.py")  # kernels contain their functions
 
-# numba numbers the functions of a process from 1, which makes two of one name and type different symbols. Of kernels
-# that two processes compiled, a third would run one in the place of the other if their numbers were the same.
+# numba numbers the functions of a process from 1, so that two of one name and type are different symbols. If kernels
+# that two processes compiled had the same number, a third process would run one in the place of the other.
 bytecode.FunctionIdentity._unique_ids = itertools.count(secrets.randbits(48))
 
 
@@ -92,7 +92,7 @@ def kept(dispatcher: Any, function: Callable[..., None]) -> Iterator[None]:
             FOLDER.mkdir(parents=True, exist_ok=True)
             stack.enter_context(FileLock(FOLDER / "lock"))
             dispatcher._cache = KeptKernel(function)
-        except (OSError, RuntimeError):  # numba's where a folder cannot be written
+        except (OSError, RuntimeError):  # RuntimeError: numba cannot write to the folder
             say_compiling(f"at each start: {FOLDER} cannot be written, and NUMBA_CACHE_DIR names another place")
         yield
 

@@ -1,7 +1,7 @@
-"""The narrow products of adapters (../lora.py) on a CPU: one call adds to all rows of a layer, each its own adapter's.
+"""The narrow products of adapters (../lora.py) on a CPU: one call adds to each row of a layer what its adapter gives.
 
-With a few rows for each adapter, a library's products are calls more than arithmetic. Here a tile, some rows with the
-same adapter, is multiplied with A row by row of A, and each of the sums with a row of B, which the caches keep
+With few rows for each adapter, a library spends more time on calls than on arithmetic. Here a tile, some rows with the
+same adapter, is multiplied with A row by row of A, and each of the sums with a row of B. The caches keep these rows
 meanwhile.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from .numba_basics import FAST, array, f4, kernel, narrow, widen
 
 TILE = 8  # rows, at most
-COUNTS = (1,)  # of tiles, which are compiled differently
+COUNTS = (1,)  # numbers of tiles: each is compiled differently
 
 
 @njit(fastmath=FAST, error_model="numpy")
@@ -50,7 +50,7 @@ def adapt_tile(x, y, rows, lora_a, lora_b, spans):
     """Add to the rows of y[N, out] what an adapter, lora_a[r, in] and lora_b[r, out], makes of those of x[N, in].
 
     Row j of lora_b has numbers from spans[j, 0] to spans[j, 1] alone: those of one module of several in a matrix.
-    Behind the end of a smaller rank there are none.
+    Rows beyond a smaller rank have none.
     """
     count, ins, outs = len(rows), x.shape[1], y.shape[1]
     wide, change = numpy.empty((count, ins), f4), numpy.zeros((count, outs), f4)

@@ -1,6 +1,6 @@
 """What numba's kernels are written with: tensors by address, prefetch, bfloat16, an exponential.
 
-A kernel takes a tensor as `data_ptr()`, and `array` makes of it what can be indexed. Tensor.numpy() costs a microsecond
+A kernel takes a tensor as `data_ptr()`, from which `array` makes an array. Tensor.numpy() costs a microsecond
 for each tensor, as much as most kernels take for a token. numpy has no bfloat16: such a tensor is an array of uint16,
 and its numbers become float32 in registers. So one source serves both types: `widen` and `narrow` leave float32 alone.
 """
@@ -31,11 +31,11 @@ class TorchThreads:
 
     def __init__(self):
         self.free, self.most, self.set = FreeCores(), 0, 0
-        self.count = 1  # of the step that runs: its products are cut into as many shares
+        self.count = 1  # threads of the step that runs: its products are cut into as many shares
 
     def adapt(self) -> None:
         """Call this once a step, on the thread that computes."""
-        if torch.get_num_threads() != self.set:  # by another: that is the most from now on
+        if torch.get_num_threads() != self.set:  # Other code has set it: that is the most from now on.
             self.most = self.set = torch.get_num_threads()
         if self.most > 1 and (count := min(self.most, self.free.look())) != self.set:
             torch.set_num_threads(count)
@@ -46,7 +46,7 @@ def use_threads(numbers: int) -> int:
     """Let the calling thread's kernels use as many threads as torch does, or one where waking the others would take
     longer than the work; return how many. numbers: about how many each kernel computes.
 
-    numba keeps this for each thread: what one thread sets says nothing to the engine's, whose default is all cores.
+    numba keeps this for each thread: the engine's does not take over another's number, but defaults to all cores.
     """
     count = min(torch.get_num_threads(), numba.config.NUMBA_NUM_THREADS) if numbers >= FEW_NUMBERS else 1
     numba.set_num_threads(count)
@@ -54,7 +54,7 @@ def use_threads(numbers: int) -> int:
 
 
 def launch_threads() -> None:
-    """Let numba start its threads, and put right what that does: numba and torch share OpenMP, and numba sets the
+    """Let numba start its threads, and restore torch's number: numba and torch share OpenMP, and numba sets the
     calling thread's number, which is torch's too, to all cores."""
     count = torch.get_num_threads()
     use_threads(FEW_NUMBERS)
@@ -62,7 +62,7 @@ def launch_threads() -> None:
         torch.set_num_threads(count)
 
 
-launch_threads()  # here, before a kernel is loaded, which would do it
+launch_threads()  # Here, since loading a kernel would start them, too.
 
 
 def kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -76,7 +76,7 @@ def kernel(signature: str) -> Callable[[Callable[..., None]], Callable[..., None
         dispatcher = njit(parallel=True, fastmath=FAST, error_model="numpy")(function)
         with kept(dispatcher, function):
             dispatcher.compile(signature)
-        dispatcher.disable_compile()  # for other types: a call converts its numbers
+        dispatcher.disable_compile()  # A call with other types converts its numbers.
         if numba.threading_layer() != "workqueue":
             return dispatcher
 
@@ -117,7 +117,7 @@ def fetch(builder, address, locality: int = 3) -> None:
 
 @njit
 def prefetch(address, count):
-    """Let the processor begin to fetch `count` bytes that will be read soon: where they lie it cannot foresee."""
+    """Let the processor begin to fetch `count` bytes that will be read soon: it cannot foresee where they lie."""
     for line in range(address, address + count, 64):
         prefetch_line(line)
 
@@ -127,8 +127,8 @@ def array(address, shape, number):
     """Return the contiguous tensor at this address, of numbers of this type (float32, or uint16 for bfloat16).
 
     numba takes it for new memory, and removes writes to it in a `prange` loop that nothing seems to read: `out[i] = x`
-    with the loop's own index, unless code behind it uses `out`; `out[i, j] = x`, unless the loop or code behind it uses
-    `out`, as `narrow(x, out[i, j])` does. What a function writes that gets `out` stays.
+    with the loop's own index, unless code after it uses `out`; `out[i, j] = x`, unless the loop or code after it uses
+    `out`, as `narrow(x, out[i, j])` does. What a called function writes to `out` stays.
     """
     return carray(pointer(address), shape, number)
 
@@ -160,14 +160,14 @@ def _narrow(x, like):
     return rounded
 
 
-@njit(fastmath={"contract"})  # left open, this is taken over from the caller
+@njit(fastmath={"contract"})  # If not given, the caller's options hold.
 def exp(x):
     """Return e**x for a float32, within 2 units in the last place; 1.6e-38 below x = -87, infinity above 88.4.
 
     numpy.exp would be a call for each number.
 
     x = n ln 2 + r: 2**n is made from its bits, and e**r is a polynomial (Cephes, expf.c). Adding 1.5 * 2**23 rounds n
-    to an integer, which a compiler that may reorder sums would remove: so this function is compiled without that.
+    to an integer. A compiler that may reorder sums would remove this, so here it may not.
     """
     x = min(max(x, f4(-87)), f4(89))
     n = (x * f4(1.44269504) + f4(12582912)) - f4(12582912)

@@ -1,8 +1,8 @@
 """The kernels of fused/ for the CPU, compiled by numba: one loop over the tokens each, which threads share. Those of
 few_tokens.py have loops over the threads' shares of weights, too.
 
-A row's result depends neither on what the others hold nor on the number of threads; with weights of 8 and 4 bits and
-bfloat16 it depends on how many there are. Sums are float32, and bfloat16 is rounded where a number is stored.
+A row's result depends neither on what the others hold nor on the number of threads. With weights of 8 and 4 bits and
+bfloat16 it depends on the number of rows. Sums are float32, and bfloat16 is rounded where a number is stored.
 
 Tensors are contiguous. Compiling takes a few seconds, once on a machine (kept_kernels.py).
 """
@@ -33,7 +33,7 @@ def add_row(x, total):
 
 @njit(fastmath=FAST, error_model="numpy")
 def norm_scale(x, eps):
-    """Return what the root mean square norm multiplies x with, beside its weight."""
+    """Return the factor of x in the root mean square norm, without the weight."""
     squares = f4(0)
     for i in range(len(x)):
         squares += widen(x[i]) * widen(x[i])
@@ -93,7 +93,7 @@ def factors(rows, size):
 
 @njit
 def finish_group(line, group, groups, in_codes):
-    """Write a group of a row of `factors` once more: its sum, and itself in bfloat16; or itself in 8 bits."""
+    """Write for a group of a row of `factors` its sum and its numbers in bfloat16, or its numbers in 8 bits."""
     at = line.ctypes.data
     halves = at + behind_sums(groups)
     if in_codes:
@@ -280,7 +280,7 @@ def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> 
 
 
 class Rotation(HeadRotation):
-    """Of numba."""
+    """The rotation by numba's kernel."""
 
     def heads(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """See `HeadRotation`; the product is changed in place."""

@@ -24,7 +24,7 @@ from ..process import return_freed_memory
 PIECE = 16  # blocks
 MAX_TWICE = 2**26  # bytes of weights that may be in memory twice
 MAX_PREPARED = 2048  # rows
-_prepared: set[tuple] = set()  # what oneDNN has met in this process: another model of the same widths needs none of it
+_prepared: set[tuple] = set()  # what oneDNN has met in this process: it need not prepare the same widths again
 
 
 class Blocks(NamedTuple):
@@ -98,7 +98,7 @@ def blocks_in(packed: Tensor, weight: Tensor) -> Blocks | None:
         if rest or inputs < weight.shape[1]:
             continue
         view = raw.view(count, inputs // step, outputs, step)
-        pieces = zip(view.split(PIECE), weight.split(PIECE * outputs), strict=True)  # copies of a whole one take memory
+        pieces = zip(view.split(PIECE), weight.split(PIECE * outputs), strict=True)  # whole copies would take memory
         if all(torch.equal(blocks, in_blocks(rows, outputs, inputs)) for blocks, rows in pieces):
             return Blocks.at(view)
     return None
@@ -120,7 +120,7 @@ def pack_linears(model: nn.Module) -> bool:
               if type(child) is nn.Linear]  # fmt: skip
     twice = sum(getattr(*place).weight.nbytes for place in places) <= MAX_TWICE
     embedding = getattr(model, "embedding", None)
-    for parent, name in places:  # one after the other, so that no more than one matrix is there twice meanwhile
+    for parent, name in places:  # one after the other, so that never more than one matrix is in memory twice
         linear = getattr(parent, name)
         small = linear.weight is not getattr(embedding, "weight", model) or linear.weight.nbytes <= MAX_TWICE
         packed = PackedLinear(linear, twice) if can_pack(linear.weight.dtype) else None
@@ -160,7 +160,7 @@ def slowness_of_bfloat16(block: nn.Module, rows: int) -> float:
     """Return how many times as long as in float32 the packed products of a block take for `rows` rows in bfloat16; 1
     for a block without any, whose weights are quantised.
 
-    Measured in turn with one thread, whose processor time says the same on a busy machine: several wait for each other.
+    Measured in turn with one thread: its processor time is the same on a busy machine, but several wait for each other.
     """
     threads, seconds = torch.get_num_threads(), {torch.bfloat16: 0.0, torch.float32: 0.0}
     torch.set_num_threads(1)

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 from .packed import Blocks, PackedLinear, can_pack
 
 GROUP, OUTPUTS = 32, 32
-KEPT_SHARE = 8  # what is unpacked stays if it takes no more than this part of the memory that is free at loading
-_scratch: dict[tuple, PackedLinear] = {}  # of each shape and type, what is unpacked for many rows
+KEPT_SHARE = 8  # Unpacked weights stay if they take at most 1 / KEPT_SHARE of the memory that is free at loading.
+_scratch: dict[tuple, PackedLinear] = {}  # by shape and type: the place of weights unpacked for many rows
 
 
 class Codes(NamedTuple):
-    """A matrix, or rows of one. codes: `[O, groups, 32]`; scales, minimums: `[O, groups]`, float16; 8 bits: None."""
+    """A matrix, or rows of one. codes: `[O, groups, 32]`; scales, minimums (4 bits): `[O, groups]`, float16."""
 
     codes: Tensor
     scales: Tensor
@@ -37,7 +37,7 @@ class Codes(NamedTuple):
 
     @classmethod
     def join(cls, parts: "list[Codes]") -> "Codes":
-        """Return the rows of all parts, which have as many bits."""
+        """Return the rows of all parts; they must have the same number of bits."""
         return cls(*(None if column[0] is None else torch.cat(column) for column in zip(*parts, strict=True)))
 
     @classmethod
@@ -57,7 +57,7 @@ class Codes(NamedTuple):
         words = self.codes
         if self.minimums is not None:
             first, second = words.unflatten(2, (-1, 2, 4)).unbind(3)
-            words = (first | second << 4).flatten(2)  # an input shares a byte with the fourth behind it
+            words = (first | second << 4).flatten(2)  # an input shares a byte with the fourth after it
         words, *numbers = (
             F.pad(part, (0, 0) * (part.ndim - 1) + (0, -len(part) % OUTPUTS))
             .unflatten(0, (-1, OUTPUTS))
@@ -130,7 +130,7 @@ class QuantizedLinear(nn.Module):
                 packed, place = self.scratch.empty_like()
             places = self.blocks.place.data_ptr(), place.data_ptr()
             self.unpack(self.quantized.bits, *places, self.in_features, self.out_features)
-            self.kept = packed if self.keeps else None  # not before it is whole: a step may be interrupted
+            self.kept = packed if self.keeps else None  # Only once it is complete: a step may be interrupted.
         return torch.ops.mkldnn._linear_pointwise(x, packed, self.bias, "none", [], "")
 
 
@@ -154,7 +154,7 @@ def prepare_unpacking(model: nn.Module, dtype: torch.dtype, unpack: Callable[...
 
 
 def recognisable_layer(inputs: int, outputs: int, dtype: torch.dtype) -> nn.Linear:
-    """Return a layer in whose packed weight its rows and columns are found again. Random numbers would take longer."""
+    """Return a layer whose rows and columns are recognised in its packed weight. Random numbers would take longer."""
     linear = nn.Linear(inputs, outputs, bias=False, device="meta")
     numbers = torch.arange(251, dtype=dtype)  # a prime, so that rows of any usual size differ; exact in bfloat16
     weight = numbers.repeat(inputs * outputs // 251 + 1)[: inputs * outputs].view(outputs, inputs)

@@ -37,7 +37,7 @@ class HeadRotation(NamedTuple):
 
 class Unrotated(Tensor):
     """q or k of one layer on a GPU. The first use of it, in whatever way, launches the rotation, and makes it a plain
-    tensor: to code that uses q and k they are what they seem to be.
+    tensor: code that uses q and k only sees plain tensors.
 
     `TritonAttention.write` does not use it, but writes by its `Launch`: so K is rotated and written in one launch.
     """
@@ -66,7 +66,7 @@ class Launch(NamedTuple):
     v: Tensor
 
     def rotate(self) -> None:
-        """Fill q and k, but for one that has been filled, or that is in no use any more."""
+        """Fill q and k, except one that has been filled already or is no longer in use."""
         self.rotation.launch(self.qkv, self.take(self.q), self.take(self.k))
 
     def write(self, k_pages: Tensor, v_pages: Tensor, slot_mapping: Tensor) -> None:
@@ -74,7 +74,7 @@ class Launch(NamedTuple):
         self.rotation.launch(self.qkv, self.take(self.q), k_pages, v_pages, slot_mapping)
 
     def take(self, heads: "ref[Tensor]") -> Tensor:
-        """Make q or k a plain tensor, and return it to be filled; other memory if it has been, or is gone."""
+        """Make q or k a plain tensor and return it to be filled; if it is filled or gone, return other memory."""
         x = heads()
         if isinstance(x, Unrotated):
             x.__class__ = type(self.v)

@@ -38,14 +38,14 @@ from .numba_basics import fetch
 
 LINES, INPUTS = 16, 32  # of a tile
 AHEAD = 4096  # bytes, see blocks.py: measured on an Intel Xeon of the fifth generation
-MIN_ROWS = 8  # rows: before weights of fewer lie in tiles, `multiply_rows` is done
-MIN_ROWS_QUANTIZED = 25  # rows: with weights of 8 and 4 bits, which are widened for tiles, `multiply_codes` is faster
+MIN_ROWS = 8  # rows: for fewer, `multiply_rows` is done before the weights lie in tiles
+MIN_ROWS_QUANTIZED = 25  # rows: for fewer and 8 or 4 bits, `multiply_codes` is faster than widening for tiles
 SUMS, ROWS, WEIGHTS = 0, 4, 6  # the first tile that holds them
 
 
 @cache
 def has_tiles() -> bool:
-    """Return whether this process may use tiles, which a system allows to those that ask."""
+    """Return whether this process may use tiles: a system allows them to processes that ask."""
     return bool(llvmlite.binding.get_host_cpu_features().get("amx-bf16")) and torch.cpu._init_amx()
 
 
@@ -58,14 +58,14 @@ def instruct(builder, name: str, *operands) -> None:
 
 @intrinsic
 def configure(typing_context, first, second):
-    """Let the tiles of either half of the rows have so many lines. What tiles held is lost."""
+    """Give the tiles of the two halves of the rows `first` and `second` lines. What tiles held is lost."""
 
     def generate(_, builder, __, arguments):
         first, second = (builder.trunc(count, INT) for count in arguments)
         sums = builder.add(builder.mul(first, INT(0x0101)), builder.mul(second, INT(0x01010000)))
         rows = builder.add(first, builder.mul(second, INT(0x0100)))
         weights = INT(LINES << 24 | LINES << 16)
-        # Of 64 bytes the first is 1, from the 16th on are each tile's bytes of a line, from the 48th on its lines.
+        # 64 bytes: byte 0 is 1, those from 16 on say each tile's bytes per line, those from 48 on its lines.
         words = ir.Constant(INTS, [1, 0, 0, 0, *[64 << 16 | 64] * 4, *[0] * 8])
         words = builder.insert_element(words, sums, INT(12))
         words = builder.insert_element(words, builder.add(rows, weights), INT(13))
@@ -82,7 +82,7 @@ def release(typing_context):
 
 
 def multiply(form: str, halves: int):
-    """Return what multiplies up to 16 rows, or in two halves up to 32, with one unit of a weight of this form."""
+    """Return the kernel that multiplies up to 16 rows, or 32 in two halves, with a unit of a weight of this form."""
 
     @intrinsic
     def kernel(typing_context, weight, line, groups, x, bytes_of_x, out, bytes_of_out):

@@ -14,8 +14,8 @@ from torch import Tensor
 from .triton_launch import interpreted
 
 TILE = 16  # rows, at most: a product on a tensor core has no fewer
-SPAN, MANY_TILES = 512, 128  # inputs of a program of the first, if there are fewer tiles
-COUNTS = (1, MANY_TILES)  # of tiles, which are compiled differently
+SPAN, MANY_TILES = 512, 128  # inputs of a program of the first launch, if there are fewer tiles than MANY_TILES
+COUNTS = (1, MANY_TILES)  # numbers of tiles: each is compiled differently
 MAX_BYTES = 2**15  # bytes of weights that a program loads at once
 
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from .rotation import HeadRotation, unrotated
 
-FEW_ROWS = 4  # of a product, up to which `few_rows_kernel` may take it
-FEW_NUMBERS = 8192  # of a product's result, up to which `few_rows_kernel` takes less time than cuBLAS on an H200
+FEW_ROWS = 4  # rows of a product: up to this, `few_rows_kernel` may take it
+FEW_NUMBERS = 8192  # numbers of a product's result: up to this, `few_rows_kernel` is faster than cuBLAS on an H200
 
 
 @triton.jit
@@ -68,7 +68,7 @@ def norm_and_rotate(
     return turned_a.to(T), turned_b.to(T)
 
 
-# Positions and slots are rows of a tensor of N columns, so where they begin depends on N.
+# Positions and slots are rows of a tensor of N columns, so their alignment depends on N.
 @triton.jit(do_not_specialize_on_alignment=["positions", "slot_mapping"])
 def norm_rotate_kernel(
     qkv, q_out, k_out, v_out, positions, slot_mapping, cos, sin, q_weight, k_weight, eps,
@@ -181,7 +181,7 @@ def add_norm(x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> 
     """
     N, size = residual.shape
     out = torch.empty_like(residual)
-    # At least one number for each thread: of a smaller block several threads would hold the same number, and one could
+    # At least one number for each thread: in a smaller block several threads would hold the same number, and one could
     # read it after another had added to it.
     block = max(32, triton.next_power_of_2(size))
     warps = min(max(block // 512, 1), 16)

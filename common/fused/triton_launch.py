@@ -1,4 +1,4 @@
-"""Where Triton's kernels can be launched, and how: the table of what each GPU was measured to be best with."""
+"""Where Triton's kernels can be launched, and how: the table of the tiles measured as best for each GPU."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def why_no_driver() -> str | None:
 
     try:
         driver.active.get_current_target()
-    except Exception as error:  # without a compiler another type than without Python's headers
+    except Exception as error:  # The type differs without a compiler and without Python's headers.
         why = f"{type(error).__name__}: {shortened(error)}"
         return f"it needs gcc and Python's headers, as of `apt install gcc python3-dev` ({why})"
     return None

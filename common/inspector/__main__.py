@@ -39,7 +39,7 @@ from .load import Clients
 from .routes import guard, router
 from .watched import Watched
 
-PACE = 10.0  # steps a second at the beginning: a newcomer sees each of them
+PACE = 10.0  # steps per second at the beginning: slow enough to see each
 
 
 def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
@@ -57,12 +57,12 @@ def parse(stage: Path, arguments: Sequence[str]) -> argparse.Namespace:
     if args.record:
         expect_writable(args.record)
     if args.model and "kv_memory" in options and args.kv_memory == options["kv_memory"]:
-        # The lesson's memory holds some tokens of the bundled model: another one's take as many bytes as they need.
+        # The lesson's memory holds some tokens of the bundled model: give another model bytes for as many of its own.
         folders = find_checkpoint(args.model, with_weights=args.load_format == "auto"), find_checkpoint(None, True)
         mine, bundled = (choose_implementation(each, "auto")[0].kv_bytes_per_token(torch.float32) for each in folders)
         args.kv_memory = parse_bytes(args.kv_memory) * mine // bundled
     if "token_budget" in options and args.token_budget < (args.max_running or 0):
-        args.token_budget = None  # the lesson's is too small for a token of each: as without the inspector
+        args.token_budget = None  # The lesson's budget has no token for each request: use the default.
     return args
 
 
@@ -77,7 +77,7 @@ def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
     if books.can_pause(engine):
         watched.pace.limit(PACE if args.steps_per_second is None else args.steps_per_second or None)
     app = server.config.app
-    name = stage.name if stage.parent == ROOT else f"{stage.parent.name}/{stage.name}"  # a learner's, beside ours
+    name = stage.name if stage.parent == ROOT else f"{stage.parent.name}/{stage.name}"  # A learner's is named my/...
     hello = watched.view.hello() | {"name": name, "lesson": lesson}
     clients = Clients(server.engine_thread, watched.view, lesson["system"])
     engines = [{"url": ""}, *({"url": url} for url in args.beside)]
@@ -93,14 +93,14 @@ def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
 
 
 async def shutdown(server_shutdown, clients: Clients, **sockets) -> None:
-    """Shut a server down, whose own clients hang up first."""
+    """Shut a server down, after its own clients have left."""
     clients.resize(0)
     await server_shutdown(**sockets)
 
 
 def show(url: str, args: argparse.Namespace) -> None:
     """Say where the page is, and open it."""
-    if not args.controlled_by:  # otherwise another process's page shows it
+    if not args.controlled_by:  # If it is controlled, another process's page shows it.
         print(f"watch it on {url}/watch (OpenAI's API under /v1), Ctrl-C to stop", flush=True)
     if args.browser:
         Thread(target=webbrowser.open, args=[f"{url}/watch"], daemon=True).start()  # clients can connect already
@@ -127,7 +127,7 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
     """Watch two stages, a process for each with its part of the cores; the page of the first shows both."""
     args = parse(first, arguments)
     args.port, other_port = args.port or free_port(), free_port()  # with 0 the origin would not be known
-    args.host = check_address(args.host, args.port)  # and `watch` finds no other
+    args.host = check_address(args.host, args.port)  # `watch` then finds the same one.
     page_origin = url_of(args.host, args.port)
     threads = str(max(1, (os.cpu_count() or 2) // 2))
     os.environ.setdefault("OMP_NUM_THREADS", threads)
@@ -142,9 +142,9 @@ def watch_beside(first: Path, second: Path, arguments: list[str]) -> None:
             args.record, both = recordings[0], args.record
         args.steps_per_second = args.steps_per_second or 0.0
         args.beside = [url_of(args.host, other_port)]
-        other = subprocess.Popen(command, start_new_session=True)  # Ctrl-C is for us, and we tell it
+        other = subprocess.Popen(command, start_new_session=True)  # Ctrl-C reaches this process, which ends the other.
         try:
-            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # while we load our model, too
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # even while our model loads
             watch(first, args)
         finally:
             other.terminate()

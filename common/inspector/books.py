@@ -41,7 +41,7 @@ def sizes(engine: BaseEngine) -> dict[str, Any]:
 
 
 def queue(engine: BaseEngine) -> tuple[list[str], list[str]]:
-    """Return the ids of those that run, oldest first, and of those that wait, in the order in which they will run."""
+    """Return the ids of running requests, oldest first, and of waiting ones, in the order in which they will run."""
     if hasattr(engine, "handles"):
         running = [f.request.request_id for f in engine.flights.values() if f.phase != "queued"]
     elif scheduler := engine.scheduler:
@@ -52,7 +52,7 @@ def queue(engine: BaseEngine) -> tuple[list[str], list[str]]:
 
 
 def memory(engine: BaseEngine) -> dict[str, Any]:
-    """Return what the memory holds now, and where. `computed` is the tokens of each request whose K and V are held."""
+    """Return what the memory holds now, and where. `computed`: how many tokens of each request have K and V."""
     kind = kind_of(engine)
     if kind == "nothing":
         return {}
@@ -72,7 +72,7 @@ def memory(engine: BaseEngine) -> dict[str, Any]:
     if kind != "pages":
         found["shared"] = {name: len(sequence.page_table.path) for name, sequence in running.items()}
         tree = nodes(engine.scheduler.allocator.tree)
-        found["tree"] = [[node.page, node.parent.page, node.references] for node in tree]  # at the root, -1
+        found["tree"] = [[node.page, node.parent.page, node.references] for node in tree]  # The root's page is -1.
     if kind == "drafts":
         found["drafted"] = {name: sequence.draft_computed for name, sequence in running.items()}
     return found
@@ -87,7 +87,7 @@ def nodes(tree) -> list[Any]:
 
 
 def fleet(router) -> dict[str, Any]:
-    """Return what the router knows: where each request is, and the pages of each worker, whose map is its own."""
+    """Return what the router knows: where each request is, and how many pages each worker has, but not which."""
     workers = [
         {
             "up": handle.up,

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 MAX_BEHIND = 150  # updates that wait for one page: ten seconds
-MAX_RECORDED = 200 << 20  # bytes of updates, before they are compressed: then a recording ends
-QUIET_SECONDS = 1.0  # with nothing new, a page is told that the stream lives
+MAX_RECORDED = 200 << 20  # bytes of uncompressed updates: a recording ends there
+QUIET_SECONDS = 1.0  # Without news, a page is told this often that the stream lives.
 
 
 class Page:

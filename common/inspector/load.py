@@ -22,7 +22,7 @@ from .view import View
 TOPICS = (facts.exchange, exercises.lists, terms.exchange, stories.request)
 HEROES = [an(hero) for hero in stories.STORIES["heroes"]]
 TERMS = [term["phrase"] for term in terms.TERMS]
-EVERY_LONG = 6  # with long prompts, this many requests make one that is long
+EVERY_LONG = 6  # With long prompts, one of this many requests is long.
 MAX_CLIENTS = 64
 BACK_OFF_SECONDS = 0.5  # from a refusal to the next try
 
@@ -48,7 +48,7 @@ class Clients:
         return len(self._clients)
 
     def resize(self, count: int) -> None:
-        """Have this many clients; those too many hang up."""
+        """Start or stop clients until there are this many."""
         while len(self._clients) > count:
             self._clients.pop().cancel()
         while len(self._clients) < count:

@@ -9,13 +9,13 @@ PATIENCE_SECONDS = 0.05  # the engine's thread looks for commands this often, ho
 class Pace:
     """Says before each step whether the engine may take it. All methods may be called from any thread.
 
-    paused: no step is taken but those that are asked for. steps_per_second: None for as many as the engine can.
+    paused: only steps that `ask` requests are taken. steps_per_second: None for as many as the engine can.
     """
 
     def __init__(self):
         self.paused = False
         self.steps_per_second: float | None = None
-        self._asked = 0  # steps that have been asked for one by one
+        self._asked = 0  # single steps that were requested and not yet taken
         self._due = 0.0  # when the next step may begin, on the clock of `time.monotonic`
         self._changed = threading.Condition()
 
@@ -32,7 +32,7 @@ class Pace:
             self._changed.notify_all()
 
     def permit(self) -> bool:
-        """Return whether a step may begin now. Wait for that, but only as long as commands may wait."""
+        """Return whether a step may begin now. Wait for that at most PATIENCE_SECONDS: commands wait meanwhile."""
         with self._changed:
             if (wait := self._wait()) > 0:
                 self._changed.wait(min(wait, PATIENCE_SECONDS))

@@ -27,10 +27,10 @@ PAGE_HEADERS = {"Cache-Control": "no-store", "X-Frame-Options": "DENY", "Referre
 
 
 def guard(own_name: str, origins: Collection[str]) -> Callable:
-    """Return what keeps out every other page of the same browser, which sends requests to 127.0.0.1 for any of them.
+    """Return a check that refuses other pages of the same browser: it sends requests to 127.0.0.1 for any page.
 
-    own_name: of this server, beside localhost and addresses. A foreign name that has been made to lead here (DNS
-    rebinding) would make a foreign page look like our own. origins: of pages that may control it, beside its own.
+    own_name: the server's name, besides localhost and addresses. Under a foreign name that leads here (DNS rebinding),
+    a foreign page would look like our own. origins: those of other pages that may control the server.
     """
 
     async def check(http: Request) -> None:
@@ -55,7 +55,7 @@ def is_address(name: str) -> bool:
 
 
 def router(stage: Path, watched: Watched, engine_thread, clients: Clients, hello: dict, boot: dict) -> APIRouter:
-    """stage: its folder. hello: with which a stream of updates begins. boot: with what the page begins: document.py."""
+    """Return the routes. stage: its folder. hello: begins each stream of updates. boot: begins the page."""
     routes = APIRouter(prefix="/watch")
     connect = [engine["url"] for engine in boot["engines"] if engine["url"]]
 
@@ -77,7 +77,7 @@ def router(stage: Path, watched: Watched, engine_thread, clients: Clients, hello
         watched.open_reader(page := Page())
         try:
             async for update in page.updates():
-                if engine_thread.error is not None:  # the server stops, and waits for streams to end
+                if engine_thread.error is not None:  # The server is stopping, and waits for streams to end.
                     yield event(json.dumps({"ended": str(engine_thread.error)}))
                     return
                 yield event(update) if update is not None else ": nothing new\n\n"
@@ -103,7 +103,7 @@ def router(stage: Path, watched: Watched, engine_thread, clients: Clients, hello
         chat: Annotated[bool, Body()] = True,
         system: Annotated[str, Body()] = "",
     ):
-        if not prompt.strip():  # the chat template would make tokens of it
+        if not prompt.strip():  # With the chat template, even an empty prompt has tokens.
             raise HTTPException(400, "the prompt is empty: write one, or choose a preset")
         try:
             params = SamplingParams(max_tokens=max_tokens, temperature=temperature)

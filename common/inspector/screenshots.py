@@ -31,13 +31,13 @@ from .watched import Watched
 
 SCENES = FILE["scenes"]
 SCREEN = {"width": 1280, "height": 800}  # pixels
-COLOURS = 256  # of a picture: a third of the bytes, and no difference to the eye
+COLOURS = 256  # of a picture: a third of the bytes, and no visible difference
 FRONT, TOP = "06", (0, 0, 1280, 478)  # the stage on the course's front page, and what is shown there: Time and Memory
 SETTLE_MILLISECONDS = 1500  # for all lines of the figures to be drawn
-FILM_SECONDS, FRAMES_PER_SECOND, FRAME_MILLISECONDS = 6, 10, 150  # of the front page; until a frame is drawn
+FILM_SECONDS, FRAMES_PER_SECOND, FRAME_MILLISECONDS = 6, 10, 150  # The last is the wait until a frame is drawn.
 WHY_NOT = "needs a browser: apt install chromium, pip install playwright (common/inspector/README.md)"
 # No host is looked up. The menus of the address bar, which no page shows, would be half of all that Chromium computes.
-# Playwright's own list of features to disable gives way to ours: those would ask hosts on the Internet.
+# Our list of disabled features replaces Playwright's: the features in its list would ask hosts on the Internet.
 QUIET = [
     "--disable-gpu",
     "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
@@ -60,7 +60,7 @@ def play(number: str, loaded: Loaded) -> list[str]:
             token_ids = chat_prompt(watched.tokenizer, prompt, system)
             watched.view.entitle(token_ids, prompt)
             watched.add(token_ids, SamplingParams(max_tokens=tokens))
-        watched.look_soon()  # a recording is played slowly, and each step of it has a moment of its own
+        watched.look_soon()  # A recording is played slowly: each step needs its own moment.
         watched.step()
         steps = max(steps + 1, watched.trace.steps) if number == "08" else steps + 1
     return tape.lines

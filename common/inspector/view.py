@@ -28,8 +28,8 @@ from . import books
 
 MAX_PROMPT = 2000  # characters of a prompt that a page is told
 MAX_STEPS = 1000  # steps of the past that a page is told when it opens
-MAX_KEPT = 20_000  # requests whose numbers are kept, and titles
-EVERY_TREE_TEXT = 4000  # nodes; a larger tree is told without its texts
+MAX_KEPT = 20_000  # requests whose numbers and titles are kept
+EVERY_TREE_TEXT = 4000  # nodes; a larger tree is sent without its texts
 
 
 @dataclass
@@ -50,7 +50,7 @@ class View:
     def __init__(self, engine: BaseEngine):
         self.engine = engine
         self.origin, self.began = time.perf_counter(), time.time()
-        self.extras: dict[int, dict[str, Any]] = {}  # by step: what no book keeps of it
+        self.extras: dict[int, dict[str, Any]] = {}  # by step: what the engine does not record of it
         self._numbers: dict[str, int] = {}
         self._next = itertools.count()
         self._titles: dict[tuple[int, ...], str] = {}

@@ -19,8 +19,8 @@ from .feed import Page, Tape
 from .pace import Pace
 from .view import Known, View
 
-MAX_LOOKS = 15  # a second
-MAX_SHARE = 0.004  # of the engine thread's time that looking may take: a look that takes longer is followed by a pause
+MAX_LOOKS = 15  # per second
+MAX_SHARE = 0.004  # of the engine thread's time, for all looks: a look that takes longer is followed by a pause
 MAX_RECENT = 64  # requests that have ended and are still told to a page that opens
 IDLE_SECONDS = 0.1  # an idle engine looks up this often, so that a page that opens is told at once
 
@@ -33,7 +33,7 @@ class Watched(Around):
         self.pace = Pace()
         self.readers: frozenset[Page | Tape] = frozenset()  # replaced as a whole, never changed: two threads read it
         self.view = View(engine)
-        # A GPU runs behind Python, and workers of other processes behind both: their parts are not timed.
+        # A GPU runs later than Python, and so do workers in other processes: the parts of their steps are not timed.
         self.clock = StepClock(engine, times=engine.device.type == "cpu" and not hasattr(engine, "handles"))
         self._listening = ExitStack()  # the clock, while it runs
         self._watching = False
@@ -42,7 +42,7 @@ class Watched(Around):
         self._recent: deque[Request] = deque(maxlen=MAX_RECENT)  # ended, watched or not
         self._next_look = 0.0
         self._to_abort: deque[str] = deque()  # ids
-        self._told: tuple[Any, ...] = ()  # where everything was at the last look
+        self._told: tuple[Any, ...] = ()  # running, waiting, memory and pages at the last look
 
     @property
     def idle_seconds(self) -> float:
@@ -108,7 +108,7 @@ class Watched(Around):
         self._watching = not self._watching
 
     def _step_and_listen(self) -> list[Request]:
-        """Run a step, and note what no book keeps of it: its parts, its drafts, and what had to make room."""
+        """Run a step, and note what the engine does not record: its parts, draft tokens and preempted requests."""
         steps, (ran, _) = self._engine.trace.steps, books.queue(self._engine)
         changed = self._engine.step()
         if self._engine.trace.steps > steps:

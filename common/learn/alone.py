@@ -37,7 +37,7 @@ def with_reference(folder: Path, stage: Path, tasks: Sequence[Task]) -> dict[str
     for task in tasks:
         mine, theirs = written(folder, task), task.of(stage)
         indent, owner = theirs.node.col_offset, task.name.rpartition(".")[0]
-        code = "".join(theirs.lines).replace("super()", f"super({owner}, self)")  # there is no cell with the class
+        code = "".join(theirs.lines).replace("super()", f"super({owner}, self)")  # exec has no cell with the class.
         code = "\n" * (theirs.span.start - bool(indent)) + "if True:\n" * bool(indent) + code
         line = f"{' ' * indent}exec(compile({code!r}, {str(stage / task.file)!r}, 'exec'))\n"
         lines = [line, *["\n"] * (len(mine.lines) - 1)]

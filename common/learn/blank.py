@@ -1,4 +1,4 @@
-"""A stage with the bodies taken out that its lesson is about, made from the reference code of it and the one before.
+"""A stage without the bodies that its lesson is about, made from the reference code of it and of the one before.
 
 A task is a function whose code the stage before does not have. Given, and so no task, are main.py, demo.py and
 benchmark.py, constructors that only set attributes, properties that only name something, declarations without a body,
@@ -37,7 +37,7 @@ class Task(NamedTuple):
 
     @property
     def unwritten(self) -> str:
-        """Return the line that a learner puts code in place of."""
+        """Return the line that a learner replaces with code."""
         return f'raise NotImplementedError("{self.title}")'
 
     def of(self, stage: Path) -> Definition:
@@ -77,7 +77,7 @@ def is_given(found: Definition) -> bool:
     body = found.statements
     if found.is_class or not body or body[0].lineno == found.node.lineno:  # such as `def draft(self): ...`
         return True
-    if found.node.name == "__init__":  # one that loops computes
+    if found.node.name == "__init__":  # A constructor with a loop computes something.
         return not any(isinstance(node, LOOPS) for node in ast.walk(found.node))
     value = body[0].value if isinstance(body[0], ast.Return) else None
     while isinstance(value, ast.Attribute):
@@ -95,7 +95,7 @@ def reasons(found: Definition, number: str) -> list[str]:
         inside = line.lstrip().startswith("#") and (inside or bool(said))
         if inside:
             kept.append(line.lstrip())
-        elif said:  # behind code, which is to be written
+        elif said:  # The comment follows code that the learner writes.
             kept.append(f"# NEW in {number}: {said}")
     return kept
 

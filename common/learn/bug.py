@@ -77,7 +77,7 @@ def stage_name(fault: Fault, root: Path) -> str:
 def make(fault: Fault, root: Path, folder: Path) -> None:
     """Make the course with one stage and the fault, and reproduce.py."""
     for part in ("common", stage_name(fault, root)):
-        copy(root / part, folder / part, "learn")  # or a search for the fault's code would find its description
+        copy(root / part, folder / part, "learn")  # A search for the fault's code must not find its description.
     fault.plant(folder)
     script = folder / "reproduce.py"
     head = HEAD.read_text(encoding="utf-8").format(
@@ -125,7 +125,7 @@ def test_folder(fault: Fault, root: Path, folder: Path) -> int:
         for part in ("common", name):
             copy(folder / part, tree / part)
         ended = run_tests(tree, fault.caught_by.split(), python)
-        if ended.status == 0:  # what mends it must break nothing else
+        if ended.status == 0:  # The repair must break nothing else.
             ended = run_tests(tree, [*CONTRACT, "--engine", name], python)
     if ended.status == 0:
         print(f"Mended. `python3 course.py bug {fault.number} --reveal` tells the story.")
@@ -136,7 +136,7 @@ def test_folder(fault: Fault, root: Path, folder: Path) -> int:
 
 
 def copy(source: Path, target: Path, *others: str) -> None:
-    """Copy a folder over another, without what no test needs and `others`."""
+    """Copy a folder over another, without LEFT_OUT, which no test needs, and without `others`."""
     shutil.copytree(source, target, ignore=shutil.ignore_patterns(*LEFT_OUT, *others), dirs_exist_ok=True)
 
 

@@ -30,7 +30,7 @@ TOGETHER = (
     "Each task is ok beside the reference's other functions: the fault is in how yours work together, or in an "
     "earlier task."
 )
-CONTRACT_SECONDS = 600  # it takes less than a tenth of that: more is an engine that hangs
+CONTRACT_SECONDS = 600  # It takes less than a tenth of that: after more, the engine hangs.
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> int:
@@ -92,13 +92,13 @@ def check_milestones(folder: Path, milestones: list[Milestone], tasks: list[Task
                 break
         else:
             return 0
-        ended = not missing and runner.child is None  # and what ended the process is shown already
+        ended = not missing and runner.child is None  # The outcome already shows what ended the process.
         tried = try_alone(runner, folder, milestones, failing, [] if ended else tasks, left)
     wrong = {task: missed for task, missed in tried.items() if missed}
     if not (missing and wrong):
         if tried and not (missing or wrong):
             outcome = outcome._replace(what=f"{outcome.what}\n{TOGETHER}")
-        if missing and not second_hint:  # without an attempt, a hint only if it is asked for
+        if missing and not second_hint:  # Without an attempt, a hint is given only on request.
             failing = failing._replace(hint="")
         blamed = [*wrong, *missing]
         show_failure(failing, outcome, second_hint, number, blamed[0].name if blamed else "")
@@ -199,7 +199,7 @@ def tokens_per_second(folder: Path, model: str | None, picture: bool = False) ->
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         try:
             return process.submit(measure_throughput, folder, model, picture).result()
-        except Exception:  # the learner's, or BrokenProcessPool
+        except Exception:  # an error of the learner's code, or BrokenProcessPool
             traceback.print_exc()
             sys.exit(f"{folder.name} passes the contract, and fails while it is timed, for the reason above.")
 

@@ -31,7 +31,7 @@ class Definition:
 
     @property
     def body(self) -> slice:
-        """Return where its body stands, the comments before its first statement among it."""
+        """Return where its body stands, including the comments before its first statement."""
         start = first_line(self.statements[0])
         while not self.file[start - 1].strip() or self.file[start - 1].lstrip().startswith("#"):
             start -= 1
@@ -43,7 +43,7 @@ class Definition:
 
     @cached_property
     def code(self) -> str:
-        """Return what runs of it, without docstrings; of a class without what it defines."""
+        """Return its code without docstrings; that of a class without its functions and classes."""
         node = copy.deepcopy(self.node)
         for one in documented(node):
             del one.body[0]
@@ -79,9 +79,9 @@ def first_line(node: ast.stmt) -> int:
 
 
 def replaced(source: str, new: Mapping[str, list[str]], bodies: bool = False) -> str:
-    """Return a file with other lines for the functions of these names. bodies: only their bodies are other ones."""
+    """Return a file with other lines for the functions of these names. bodies: replace only their bodies."""
     lines, found = source.splitlines(keepends=True), definitions(source)
-    for name in sorted(new, key=lambda name: -found[name].node.lineno):  # from the end: line numbers before it hold
+    for name in sorted(new, key=lambda name: -found[name].node.lineno):  # from the end: earlier line numbers stay valid
         lines[found[name].body if bodies else found[name].span] = new[name]
     return "".join(lines)
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-CONTRACT = ("tests/test_contract.py", "tests/test_contract_claims.py")  # which every stage has to pass
+CONTRACT = ("tests/test_contract.py", "tests/test_contract_claims.py")  # Every stage has to pass these.
 OPTIONS = "-vx --no-header --tb=short -p no:cacheprovider --hypothesis-profile first_failure".split()
 SHOWN_LINES = 8
 

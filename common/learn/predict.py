@@ -32,7 +32,7 @@ from .questions import STEADY, WIDTH, Question, drift, read_questions, result, t
 
 SETTINGS = Settings(device="cpu", dtype="float32")
 SIZES = {None: "predict", "smollm2": "large"}  # by model
-PATIENCE = 10  # times the planned seconds, after which a process hangs
+PATIENCE = 10  # times the planned seconds: a process that takes longer hangs
 Guesses = dict[str, list[float] | None]  # by question
 
 
@@ -86,7 +86,7 @@ def parse_options(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Na
     stage, first = Path(benchmark.file).parent, argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     help = "smollm2: with a real model (default: the bundled one)"
     first.add_argument("--model", choices=["smollm2"], help=help)
-    model = first.parse_known_args(arguments)[0].model  # the questions, which differ by model, are options as well
+    model = first.parse_known_args(arguments)[0].model  # Each question is an option, and questions differ by model.
     size_set = SIZES[model]
     questions = read_questions(stage, benchmark.sizes_of(size_set), model)
     if not questions:
@@ -176,5 +176,5 @@ def run() -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what measures has to be ended as well
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must also end the measuring processes.
     run_to_end(run)

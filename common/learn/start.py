@@ -121,7 +121,7 @@ def take_over(
                 continue  # a task of this stage, or the reference
             if "NotImplementedError" in used:
                 continue  # never written
-            if (used - names_used(now[name].node)) & extra:  # what the stage's own one reads is there, or will be
+            if (used - names_used(now[name].node)) & extra:  # The names that the stage's own function uses will exist.
                 left.append(name)
             else:
                 new[name] = one.lines

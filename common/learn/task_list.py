@@ -62,7 +62,7 @@ def milestone_list(number: str, tasks: list[Task]) -> str:
 
 
 def fill(text: str, indent: str = "", after: str = "") -> str:
-    """Wrap a paragraph for a terminal. after: what the lines behind the first are indented by, beside `indent`."""
+    """Wrap a paragraph for a terminal. after: the additional indent of all lines after the first."""
     return textwrap.fill(text, 118, initial_indent=indent, subsequent_indent=indent + after, **UNBROKEN)
 
 
@@ -79,12 +79,12 @@ def file_heading(before: Path, stage: Path, file: str, lesson: str, tasks: list[
 
 
 def given_names(was: str, now: str, tasks: set[str]) -> list[str]:
-    """Return what is new or changed in a file and no task: a class without tasks as one, no new constructors."""
+    """Return what is new or changed in a file and no task: a class without tasks as one name; no new constructors."""
     old, new, owners = definitions(was), definitions(now), {name.rpartition(".")[0] for name in tasks}
     found = []
     for name, one in new.items():
         owner, is_new = name.rpartition(".")[0], name not in old
-        begun = name in owners or name.endswith(".__init__")  # with tasks around it, nothing to say of a new one
+        begun = name in owners or name.endswith(".__init__")  # New classes with tasks and constructors are not listed.
         in_given_class = bool(owner) and owner not in owners and owner not in old
         if (
             (is_new or old[name].code != one.code)

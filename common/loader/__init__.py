@@ -49,9 +49,9 @@ class Loaded:
     dtype: torch.dtype
     shard: Shard = WHOLE
     sampling_defaults: dict[str, float] = field(default_factory=dict)  # of the checkpoint, for servers
-    reserved_bytes: int = 0  # of the GPU's memory, for what is made after the engine: graphs
-    note: str = ""  # one line, if the model is transformers' own: why
-    folder: Path | None = None  # or the file that the weights were loaded from
+    reserved_bytes: int = 0  # of the GPU's memory, for what is made after the engine, such as graphs
+    note: str = ""  # if the model is transformers' own: one line that says why
+    folder: Path | None = None  # the folder or the file that the weights were loaded from
     quantization: str = "none"  # as it was asked for
 
     @property
@@ -138,7 +138,7 @@ def check_quantization(quantization: str, device: torch.device, dtype: torch.dty
 
 
 def why_not_codes(device: torch.device, dtype: torch.dtype, ranks: int) -> str | None:
-    """Return why no kernel reads weights of 8 and 4 bits here, None if one does: without, each step unpacks them."""
+    """Return why no kernel reads weights of 8 and 4 bits here, None if one does: without it, each step unpacks them."""
     if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16) or ranks > 1:
         return "they are for float32 and bfloat16 on a CPU, and for one rank"
     return why_not_numba()
@@ -157,9 +157,9 @@ def choose_implementation(folder: Path, model_impl: str) -> tuple[ModelConfig, A
             return read_config(folder), None, ""
         except InvalidInput as refusal:
             if model_impl == "course" or (folder.is_file() and "general.architecture=" not in str(refusal)):
-                raise  # transformers would pass over what a GGUF file has beyond model.py
+                raise  # transformers would ignore what a GGUF file has beyond model.py
             because = str(refusal)
-    from .any_model import read_library_config  # imports transformers' models, for 2 s
+    from .any_model import read_library_config  # It imports transformers' models, which takes 2 s.
 
     return *read_library_config(folder), f"model=transformers ({because})"
 
@@ -237,7 +237,7 @@ def read_tokenizer(folder: Path) -> Any:
         return None
     config = folder / "tokenizer_config.json"
     if config.is_file() and read_json(config).get("tokenizer_class") == "TokenizersBackend":
-        from transformers import PreTrainedTokenizerFast as Tokenizer  # that class: finding it by Auto takes 2 s
+        from transformers import PreTrainedTokenizerFast as Tokenizer  # The same class: finding it by Auto takes 2 s.
     else:
         from transformers import AutoTokenizer as Tokenizer
     return Tokenizer.from_pretrained(folder)

@@ -32,10 +32,10 @@ from ..model import Attend, ModelConfig
 from .config import SIZES, context_length, first_sentence, read_json, require
 
 LAYER_TYPES = {"full_attention", "sliding_attention"}
-# Arguments of attention that `attend` serves or need not see: windows are asked of the mask.
+# Arguments of attention that `attend` serves or need not see: windows are read from the mask.
 KNOWN = {"scaling", "dropout", "is_causal", "sliding_window", "position_ids", "use_cache"}
-NAME, ASKING = "course", "course_asking"  # of attention, as the library knows it: to run a model, and to check it
-TOKENS = 16  # that a model is checked with
+NAME, ASKING = "course", "course_asking"  # the library's names of attention: to run a model, and to check it
+TOKENS = 16  # for the check of a model
 
 
 # A layer's call of attention, while a model is checked: layer, window, and (heads, dimensions) of q, k and v.
@@ -124,7 +124,7 @@ def note_call(
 def window_of_mask(mask_function: Callable[..., Tensor], config: PreTrainedConfig, **_) -> int | None:
     """Return the window of a mask, None for a causal one. Raise InvalidInput if it is neither.
 
-    mask_function(batch, head, query, key) says whether a query's position sees a key's; the last two are tried.
+    mask_function(batch, head, query, key) says whether a query's position sees a key's; try the last two positions.
     """
     last = config.max_position_embeddings
     positions, keys = torch.tensor([[last - 1], [last]]), torch.arange(last + 1)
@@ -179,7 +179,7 @@ def read_library_config(folder: Path) -> tuple[ModelConfig, PreTrainedConfig]:
     check(heads % kv_heads == 0, "num_key_value_heads", kv_heads, f"a divisor of {heads} query heads")
     rope = getattr(hf_config, "rope_parameters", None) or {}
     context = context_length(hf_config, rope)
-    if rope.get("rope_type") == "longrope":  # beyond it all angles change, also those of keys that are kept
+    if rope.get("rope_type") == "longrope":  # Beyond this length all angles change, also those of keys in a cache.
         context = min(context, int(rope["original_max_position_embeddings"]))
     config = ModelConfig(
         vocab_size, hidden_size, intermediate_size, num_layers, heads, kv_heads, head_dim or hidden_size // heads,
@@ -221,11 +221,11 @@ def load_library_model(
     Raise InvalidInput, one sentence, if weights are missing or too many, or if the model cannot run here.
     """
     logging.disable_progress_bar()
-    logging.set_verbosity_error()  # what matters of its reports is an error here
+    logging.set_verbosity_error()  # The reports that matter are errors here.
     whole = library_model(folder, hf_config, device, dtype, load_format)
     try:
         return checked_model(whole.requires_grad_(False).eval(), config)
-    except Exception as error:  # whatever a model does with attention from outside
+    except Exception as error:  # A model's code may raise anything with another attention.
         reason = error if isinstance(error, InvalidInput) else f"its code does not allow it ({first_sentence(error)})"
         raise InvalidInput(f"{folder / 'config.json'}: this model cannot run here: {reason}") from error
 

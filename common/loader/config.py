@@ -107,7 +107,7 @@ def read_config(folder: Path) -> ModelConfig:
     model_type = raw.get("model_type")
     require(path, model_type in MODEL_TYPES, "model_type", model_type, ", ".join(MODEL_TYPES))
     if is_complete_llama(raw):
-        return model_config(SimpleNamespace(**raw), str(path))  # every process of the course: the import takes 2 s
+        return model_config(SimpleNamespace(**raw), str(path))  # This saves every process an import of 2 s.
     from transformers import AutoConfig
 
     try:

@@ -20,7 +20,7 @@ def load_draft_model(name: str, target: Loaded) -> Loaded | None:
         name = "draft" if target.name in ("bundled", "target") else "lookup"
     if name == "lookup":
         return None
-    plain = type(target.model) is Transformer  # which is how both are loaded then
+    plain = type(target.model) is Transformer  # Then the draft model is plain, too.
     draft = load_once(name, target.device, target.dtype, False if plain else "auto")
     known = [vocabulary(model) for model in (draft, target)]
     if draft.config.vocab_size != target.config.vocab_size or None not in known and known[0] != known[1]:

@@ -47,9 +47,9 @@ FIELDS = (
 LLAMA_3 = {  # the scaling that all models of Llama 3 have, but for its factor
     "rope_type": "llama3", "original_max_position_embeddings": 8192, "low_freq_factor": 1.0, "high_freq_factor": 4.0
 }  # fmt: skip
-SCALING_TENSOR = "rope_freqs.weight"  # how files store it: what each pair's frequency is divided by
+SCALING_TENSOR = "rope_freqs.weight"  # how files store that scaling: the divisor of each pair's frequency
 ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
-# How text is split before byte pairs are merged. transformers knows all but SmolLM's: each digit is by itself.
+# How text is split before byte pairs are merged. transformers knows all but SmolLM's, which splits off each digit.
 SPLITS = ("default", "gpt-2", "smollm", "llama-bpe", "tekken", "qwen2", "deepseek-r1-qwen")
 MAX_PARTS, MAX_ENTRIES = 2**16, 2**21  # fields or tensors; entries of an array, tokens of a context
 PIECE = 2**18  # values that are dequantised at once
@@ -58,8 +58,8 @@ PIECE = 2**18  # values that are dequantised at once
 class Reader(GGUFReader):
     """The library's reader, with `values`: the contents of all fields but lists of texts.
 
-    It would make two arrays for each entry of a list: seconds for a vocabulary, and gigabytes for a damaged file. Here
-    a list of numbers is one view of the file, and a list of texts is passed over.
+    The library's would make two arrays for each entry of a list: seconds for a vocabulary, and gigabytes for a damaged
+    file. Here a list of numbers is one view of the file, and a list of texts is skipped.
     """
 
     def __init__(self, path: Path):
@@ -95,7 +95,7 @@ class Reader(GGUFReader):
 class Quantized:
     """A matrix or vector of a GGUF file, quantised: it has what `shard.part` and `copy_weights` need of a tensor."""
 
-    data: np.ndarray  # values, or rows of bytes, mapped
+    data: np.ndarray  # values, or rows of bytes, of the mapped file
     kind: GGMLQuantizationType
     shape: torch.Size
     dtype: torch.dtype = torch.float32  # once it is dequantised
@@ -182,7 +182,7 @@ def llama3_scaling(rope: dict, divisors: np.ndarray, path: Path) -> dict:
 
 
 def check_sizes(path: Path, reader: Reader, config: ModelConfig) -> None:
-    """Raise InvalidInput if the file's tensors are not of these sizes: before memory is taken, which may be absurd."""
+    """Raise InvalidInput if the file's tensors are not of these sizes, before an absurd amount of memory is taken."""
     family, D = reader.values["general.architecture"], config.head_dim
     lengths = {f"{family}.{field}": reader.values.get(f"{family}.{field}") for field in HEAD_SIZES}
     lengths[SCALING_TENSOR] = 2 * (reader.shape(SCALING_TENSOR) or (0,))[0]
@@ -243,7 +243,7 @@ def stored_tensors(path: Path, config: ModelConfig, names: list[str]) -> Iterato
         kind, data = tensor.tensor_type, tensor.data
         require(path, kind.name in TYPES, f"type of tensor {tensor.name}", kind.name, ", ".join(TYPES))
         rotated = family == "llama" and (".attn_q." in tensor.name or ".attn_k." in tensor.name)
-        if rotated and len(data) % config.head_dim == 0:  # or copy_weights refuses its shape
+        if rotated and len(data) % config.head_dim == 0:  # otherwise copy_weights refuses its shape
             # llama.cpp rotates neighbours, and its converter put each pair of a head side by side.
             pairs = data.reshape(-1, config.head_dim // 2, 2, *data.shape[1:])
             data = pairs.swapaxes(1, 2).reshape(data.shape)

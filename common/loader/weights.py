@@ -27,7 +27,7 @@ from .device import DTYPES
 from .shard import WHOLE, Shard
 
 PROGRESS_BYTES = 10**9  # smaller models load within seconds, without a progress bar
-tqdm.set_lock(RLock())  # its own is a semaphore: Python warns of a leak when a spawned process is killed
+tqdm.set_lock(RLock())  # tqdm's is a semaphore: Python warns of a leak when a spawned process is killed
 
 
 class NoInitialization(TorchFunctionMode):
@@ -125,7 +125,7 @@ def copy_weights(model: Transformer, folder: Path, shard: Shard, quantization: s
         missing, more = next(iter(places)), f" (and {len(places) - 1} more)" if len(places) > 1 else ""
         raise InvalidInput(f"{folder}: the checkpoint has no tensor {missing}{more}")
     for name, parts in matrices.items():
-        parts.sort(key=lambda pair: pair[0].storage_offset())  # as its rows lie in the parameter
+        parts.sort(key=lambda pair: pair[0].storage_offset())  # in the order of the rows in the parameter
         codes = quantized([part for _, part in parts], name, quantization)
         if codes is not None:
             quantize_layer(model, name, codes)
@@ -146,7 +146,7 @@ def copy(part: Any, place: Tensor) -> None:
 def quantized(parts: list, name: str, quantization: str) -> Codes | None:
     """Return the codes of a matrix, given by its parts; None if it stays as it is.
 
-    name: the parameter's. Embeddings and the output layer have 8 bits. Codes of a file that has as many bits stay.
+    name: the parameter's. Embeddings and the output layer have 8 bits. A file's codes stay if they have as many bits.
     """
     stored = [None if isinstance(part, Tensor) else part.codes() for part in parts]
     if quantization == "auto":
@@ -160,7 +160,7 @@ def quantized(parts: list, name: str, quantization: str) -> Codes | None:
 
 
 def rounded(part: Any, bits: int) -> Codes:
-    """Return a matrix, a tensor or what a GGUF file has of it, in so many bits."""
+    """Return a matrix, a tensor or what a GGUF file has of it, in `bits` bits."""
     pieces = [part] if isinstance(part, Tensor) else [values for _, values in part.pieces()]
     return Codes.join([Codes.of(values, bits) for values in pieces])
 

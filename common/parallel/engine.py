@@ -64,7 +64,7 @@ class TensorParallelEngine(Around):
         self, prompt: str | Sequence[int], params: SamplingParams | None = None, request_id: str | None = None
     ) -> Request:
         request = self._engine.add(prompt, params, request_id)  # raises before the other ranks hear of a bad prompt
-        # Send the seed that this rank has drawn, or each would draw its own. `params.seed` stays as requested.
+        # Send the seed that this rank has drawn: otherwise each draws its own. `params.seed` stays as requested.
         self._ranks.tell("add", request.prompt_token_ids, request.params, request.request_id, request.seed)
         return request
 
@@ -139,7 +139,7 @@ class Follower:
         """Build the engine of a stage, in place of the one before."""
         self.engine, self.sampled = None, []  # free the memory of the engine before
         self.engine = make_engine(load_engine(stage), self.loaded, **options)
-        freeze_loaded_objects()  # a collection on one rank would stop all of them
+        freeze_loaded_objects()  # A garbage collection on one rank would stop all of them.
         self.answer("made")
 
     def add(self, token_ids: list[int], params: SamplingParams, request_id: str, seed: int) -> None:

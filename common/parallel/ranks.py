@@ -35,7 +35,7 @@ from ..loader.shard import Shard
 from ..stages import ROOT
 
 COLLECTIVE_SECONDS = 60.0  # a rank that keeps the others waiting in a collective for longer counts as hung
-ANSWER_SECONDS = 60.0  # and so does one that takes this much longer than rank 0, or does not read its commands
+ANSWER_SECONDS = 60.0  # So does a rank that takes this much longer than rank 0, or does not read its commands.
 LOADING_SECONDS = 600.0  # for a rank to load its part once rank 0 has its own: all may read one slow disk
 NOTICING_SECONDS = 2.0  # from a broken connection until `_listen` knows the reason
 LEAVING_SECONDS = 5.0  # for a rank to end by itself
@@ -71,7 +71,7 @@ class Ranks:
         self._failed = threading.Event()  # set with `failure`
         self._ending = False
         self._lock = threading.Lock()
-        self._late: tuple[float, str] | None = None  # when what rank 0 waits for is too late, and the reason to give
+        self._late: tuple[float, str] | None = None  # the deadline of rank 0's present wait, and the reason if missed
         self._threads_before = torch.get_num_threads()
         self._followers: list[subprocess.Popen] = []
         self._answers: list[SimpleQueue] = []
@@ -152,7 +152,7 @@ class Ranks:
         if dist.is_initialized():
             forget_recordings()
             if not orderly and self.device.type == "cuda":
-                dist.group.WORLD.abort()  # or destroying the group would wait for ranks that have ended
+                dist.group.WORLD.abort()  # Otherwise destroying the group waits for ranks that have ended.
             dist.destroy_process_group()
         for process in self._followers:
             try:
@@ -172,7 +172,7 @@ class Ranks:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | threads,
-            start_new_session=True,  # so that Ctrl-C reaches only rank 0, which ends the others
+            start_new_session=True,  # Then Ctrl-C reaches only rank 0, which ends the others.
         )
         self._followers.append(process)
         self._answers.append(SimpleQueue())
@@ -204,7 +204,7 @@ class Ranks:
 
     @contextmanager
     def _at_most(self, seconds: float, otherwise: str) -> Iterator[None]:
-        """Bound a wait for another rank: its end, by `_watch`, wakes rank 0."""
+        """Bound a wait for another rank: when time is up, `_watch` ends all ranks, which wakes rank 0."""
         self._late = time.monotonic() + seconds, f"{otherwise} within {seconds:.0f} s"
         try:
             yield
@@ -218,7 +218,7 @@ class Ranks:
                 self._fail(late[1])
 
     def _fail(self, reason: str) -> None:
-        """Record the first failure, which causes all later ones, and end all ranks and what rank 0 waits for."""
+        """Record the first failure, since it causes all later ones. End all ranks, and with them the wait of rank 0."""
         with self._lock:
             if self._ending or self.failure is not None:
                 return

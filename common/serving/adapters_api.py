@@ -1,6 +1,6 @@
 """Load and unload adapters while the server runs, under vLLM's paths and fields (common/lora.py).
 
-A client that may load one has the server read files of its machine: so this asks for an API key, and for a server that
+A client that loads an adapter makes the server read files of its machine. So this needs an API key, and a server that
 was started with `--lora`.
 """
 
@@ -36,7 +36,7 @@ class Load(Unload):
 
 
 def router(service: Any, key: str | None) -> APIRouter:
-    """Return the routes. service: of openai_api/routes.py; key: of the server, which `HeaderCheck` asks for."""
+    """Return the routes. service: that of openai_api/routes.py. key: that of --api-key, which `HeaderCheck` checks."""
     routes = APIRouter()
 
     def adapted(http: Request) -> Any:
@@ -74,10 +74,10 @@ async def between_steps(engine_thread: Any, change: Callable[[], None]) -> None:
     done: Future[None] = Future()
 
     def command() -> None:
-        if done.set_running_or_notify_cancel():  # otherwise the client has been told that it took too long
+        if done.set_running_or_notify_cancel():  # False: the wait has timed out, and the client has its answer.
             try:
                 done.set_result(change())
-            except Exception as error:  # the client's, or memory: the engine is as it was
+            except Exception as error:  # A wrong request, or too little memory: the engine has not changed.
                 done.set_exception(error)
 
     engine_thread._commands.put(command)

@@ -47,7 +47,7 @@ from common.trace import StepRecord
 
 from .prompt_logprobs import PromptLogprobs
 
-COMPILING_SECONDS = 0.005  # how often an idle engine looks whether the form of an answer is compiled
+COMPILING_SECONDS = 0.005  # An idle engine looks this often whether an answer's grammar is compiled.
 LEAVING_SECONDS = 15.0  # for the API's process to end after the engine has failed
 
 log = logging.getLogger("api_process")
@@ -66,7 +66,7 @@ class EngineCoreOutput(NamedTuple):
 
     request_id: str
     token_ids: list[int]
-    logprobs: list[TokenLogprobs | None]  # of these tokens, or of a scored prompt's; empty unless asked for
+    logprobs: list[TokenLogprobs | None]  # of these tokens, or of a scored prompt's tokens; empty unless requested
     cached_tokens: int
     finish_reason: str | None
 
@@ -85,7 +85,7 @@ class Hello(NamedTuple):
 
     loaded: Loaded
     max_model_len: int
-    scores_prompts: bool  # within its cache; otherwise beside it (prompt_logprobs.py)
+    scores_prompts: bool  # whether `accept` takes prompts to score (common/engine.py)
     why_no_scoring: str
     stats: dict[str, float]
     adapters: dict[str, Any]  # without their weights
@@ -107,7 +107,7 @@ def send(connection: Connection, message: Any) -> None:
 class RemoteEngine(BaseEngine):
     """The engine of another process. The requests are here, and gain their tokens from its reports."""
 
-    scores_prompts = True  # there, one way or the other
+    scores_prompts = True  # The engine's process scores them in either case.
 
     def __init__(self, connection: Connection):
         """Wait for the engine's Hello. Raise EOFError if its process ends before that."""
@@ -116,7 +116,7 @@ class RemoteEngine(BaseEngine):
         self._hello, self._connection, self._stats = hello, connection, hello.stats
         self.adapters = hello.adapters
         self._inbox: deque[EngineCoreOutputs | EngineFailed] = deque()
-        self._mail: list[EngineCoreRequest | str] = []  # or an id to drop; all of a call go in one message
+        self._mail: list[EngineCoreRequest | str] = []  # A string is an id to drop. `step` sends all in one message.
 
     @property
     def max_model_len(self) -> int:
@@ -124,7 +124,7 @@ class RemoteEngine(BaseEngine):
 
     @property
     def has_unfinished(self) -> bool:
-        """Return False: nothing is computed here, and a step is due when a command has come, such as a report."""
+        """Return False: nothing is computed here. A step is due only after a command, such as a report."""
         return False
 
     def accept(self, request: Request) -> None:
@@ -177,7 +177,7 @@ class RemoteEngine(BaseEngine):
                     put(partial(self._inbox.append, self._connection.recv()))
             put(partial(self._inbox.append, EngineFailed("its process has ended")))
 
-        self.device = torch.device("cpu")  # the metrics have noted the GPU; here `step` must take no context on it
+        self.device = torch.device("cpu")  # `step` must take no GPU context here. The metrics know the GPU already.
         threading.Thread(target=read, name="reports", daemon=True).start()
 
     def _take(self, request: Request, output: EngineCoreOutput) -> None:
@@ -196,8 +196,8 @@ class RemoteEngine(BaseEngine):
 class Steps:
     """The engine's side: takes orders between two steps, and reports after each.
 
-    interval: how many tokens a request gains from one report to the next, but for its first and its last. A stop string
-    is found that much later.
+    interval: tokens that a request gains between two reports; its first and its last token are reported at once. A stop
+    string is found up to that many tokens later.
     """
 
     def __init__(self, engine: BaseEngine, connection: Connection, interval: int = 1):
@@ -207,10 +207,10 @@ class Steps:
         adapters = {name: one._replace(weights={}) for name, one in engine.adapters.items()}
         hello = Hello(loaded, engine.max_model_len, engine.scores_prompts, why_not, engine.stats(), adapters)
         send(connection, hello)
-        engine.tokenizer = None  # or it would make the text of its requests as well
+        engine.tokenizer = None  # Without a tokenizer the engine makes no texts: the API's process does.
         self.reported: dict[str, int] = {}  # output tokens by request id
         self.queued: set[str] = set()  # requests without a step yet
-        # Orders whose form is being compiled, as the API's process has done: beside the steps.
+        # Orders whose grammar a thread compiles beside the steps, as the API's process has already done.
         self.compiling: dict[str, tuple[Future, EngineCoreRequest]] = {}
         self.compiler = ThreadPoolExecutor(1, "forms")
 
@@ -237,7 +237,7 @@ class Steps:
         return mail
 
     def _step(self, mail: Sequence[EngineCoreRequest | str]) -> EngineCoreOutputs | None:
-        """Return what there is to report; None if a later step will say as much."""
+        """Return the report; None if nothing is new and another step follows."""
         outputs = []
         for one in mail:
             if isinstance(one, str):
@@ -286,7 +286,7 @@ class Steps:
         return EngineCoreOutput(request.request_id, *gained, request.cached_tokens, request.finish_reason)
 
     def _first_steps(self, before: int) -> list[StepRecord]:
-        """Return the records since step `before` in which a request ran that no step had run."""
+        """Return the records since step `before` in which a request ran for the first time."""
         found = []
         for record in self.engine.trace.since(before) if self.queued else ():
             if ran := self.queued.intersection(work.request_id for work in record.works):
@@ -307,7 +307,7 @@ def serve_apart(engine: BaseEngine, args: argparse.Namespace, server_module: Cal
 
     def pass_on(number: int, _: Any) -> None:
         signals.append(number)
-        with suppress(ProcessLookupError):  # the first as SIGTERM, which also ends a process that is still starting
+        with suppress(ProcessLookupError):  # The first goes as SIGTERM: it also ends a process that is still starting.
             os.kill(process.pid, number if signals[1:] else signal.SIGTERM)
 
     # The process starts with SIGINT ignored: a terminal sends it there too, until the process has its own session.
@@ -315,7 +315,7 @@ def serve_apart(engine: BaseEngine, args: argparse.Namespace, server_module: Cal
     process.start()
     handlers[signal.SIGTERM] = signal.signal(signal.SIGTERM, pass_on)
     signal.signal(signal.SIGINT, pass_on)
-    there.close()  # or the end of the process would not be noticed
+    there.close()  # While this copy is open, `here` does not notice the process's end.
     try:
         Steps(engine, here, args.stream_interval).run()
     finally:
@@ -327,7 +327,7 @@ def serve_apart(engine: BaseEngine, args: argparse.Namespace, server_module: Cal
             signal.signal(number, handler)
     if signal.SIGINT in signals:
         raise KeyboardInterrupt
-    if process.exitcode and not signals:  # a positive one has said why
+    if process.exitcode and not signals:  # A process with a positive code has said why.
         ended = f"error: the API's process was ended by signal {-process.exitcode}, and the server has stopped"
         sys.exit(process.exitcode if process.exitcode > 0 else ended)
 
@@ -335,7 +335,7 @@ def serve_apart(engine: BaseEngine, args: argparse.Namespace, server_module: Cal
 def run_api(connection: Connection, args: argparse.Namespace, server_module: Callable[[], ModuleType]) -> None:
     """Run the API's process: the stage's own server in front of a RemoteEngine."""
     if hasattr(os, "setsid"):
-        os.setsid()  # Ctrl-C then comes through the engine's process alone, once
+        os.setsid()  # Then Ctrl-C arrives once: the engine's process passes it on.
     try:
         engine = RemoteEngine(connection)
     except EOFError:  # the engine's process has ended already

@@ -198,7 +198,7 @@ class EngineThread:
         for stream in self._open:
             if not stream.accepted.done():
                 stream.accepted.set_exception(self.error)
-                stream.accepted.exception()  # or asyncio would log it while the prompt is still being tokenized
+                stream.accepted.exception()  # Otherwise asyncio logs it while the prompt is still being tokenized.
         self._deliver([(stream, Piece("", [], [], "error")) for stream in self._open])
         self.on_failure()
 

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from common.errors import SHORT, InvalidInput, QueueFull, shortened
 
 logger = logging.getLogger("uvicorn.error")  # uvicorn configures it from --log-level
-dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes one in each call
+dump = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode  # json.dumps makes a new encoder in each call.
 
 
 class EngineDead(Exception):
@@ -35,7 +35,7 @@ class BadRequest(InvalidInput):
         self.param, self.status, self.code = param, status, code
 
 
-# ClientDisconnect: in the middle of its body, so that no client reads the answer
+# ClientDisconnect: the client has left, so only the log shows this answer.
 ANSWERED = (InvalidInput, RequestValidationError, QueueFull, EngineDead, HTTPException, ClientDisconnect)
 
 
@@ -52,7 +52,7 @@ def log_refusal(http, status: int, message: str) -> None:
     """Log one line with the reason: a warning if the server is the cause (429 and 5xx), otherwise information."""
     level = logging.WARNING if status == 429 or status >= 500 else logging.INFO
     line = f"{http.method} {http.url.path}: {status}, {' '.join(message.split())}"
-    # A client's control characters would be obeyed by the operator's terminal.
+    # The operator's terminal would obey a client's control characters.
     logger.log(level, "%s", "".join(one if one.isprintable() else "\ufffd" for one in line))
 
 
@@ -68,7 +68,7 @@ def error_response(http: Request, error: Exception) -> Response:
     param, code, headers = (getattr(error, name, None) for name in ("param", "code", "headers"))
     if isinstance(error, RequestValidationError):
         message, param = first_error(error)
-    elif isinstance(error, HTTPException) and error.detail in ("Not Found", "Method Not Allowed"):  # of the router
+    elif isinstance(error, HTTPException) and error.detail in ("Not Found", "Method Not Allowed"):  # the router's
         message = advice(http, error)
     else:
         message = str(getattr(error, "detail", error))

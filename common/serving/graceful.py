@@ -61,7 +61,7 @@ class Server(uvicorn.Server):
         await closing
 
     def handle_exit(self, sig, frame) -> None:
-        """Start the shutdown at the first signal, end the grace at the second, drop all connections at the third."""
+        """Start the shutdown at the first signal, end the grace at the second, drop connections at a third Ctrl-C."""
         if self.should_exit and self.engine_thread.deadline > 0:
             self.engine_thread.deadline = 0
         else:

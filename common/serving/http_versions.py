@@ -1,4 +1,4 @@
-"""HTTP/1.0 beside HTTP/1.1: the answers that stream have no chunks there, and end with the connection."""
+"""HTTP/1.0 beside HTTP/1.1: in 1.0, streamed answers have no chunks, and end with the connection."""
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -9,10 +9,10 @@ MAX_BYTES = 1 << 16  # bytes of a first line that are kept
 class Protocol(HttpToolsProtocol):
     """Serve a connection as uvicorn's fast parser does, or with h11 if its first request is of HTTP/1.0.
 
-    The fast one frames streams in chunks for each client, and `ab` or nginx as it comes print the frames.
+    The fast one sends streams in chunks to every client; `ab`, and nginx by default, would print the chunks' frames.
     """
 
-    _begun = b""  # until the first line is complete; then None
+    _begun = b""  # the first line so far; None once it is complete
 
     def data_received(self, data: bytes) -> None:
         if self._begun is None:

@@ -18,7 +18,7 @@ from .errors import error_response
 SMALL_BODY = 64 << 10  # bytes: a chat of some 20,000 tokens
 LARGE_PER_SECOND = 4 << 20  # bytes of bodies above that; parsing a mebibyte takes 5 to 20 ms
 LONGEST_WAIT = 5.0  # seconds until a large body is read; if it would be longer, refuse the request
-# Load balancers and monitors have no key, and the inspector's page asks for it.
+# Load balancers and monitors have no key. The inspector's page opens without one, and then asks for it.
 OPEN_PATHS = {"/health", "/metrics", "/version", "/", "/watch", "/watch/lesson"}
 
 
@@ -36,13 +36,13 @@ class Origins(CORSMiddleware):
 
 
 class HeaderCheck:
-    """Refuse requests whose headers tell that they must not be answered, read every body as JSON, and HEAD as GET.
+    """Refuse requests by their headers, read every body as JSON, and HEAD as GET.
 
     keys: names of tenants by their keys; with any, requests without `Authorization: Bearer KEY` get 401, except those
     for OPEN_PATHS. Also set `request.state.tenant`, the name, "" without keys.
     A web page's POST that is not declared as JSON gets 415. A browser sends JSON to another site only if that site
-    allows it (--allow-origin), but forms and plain text without asking. Browsers send an Origin with every POST, and
-    other clients do not: theirs is JSON whatever it is declared as, since `curl -d` calls it a form.
+    allows it (--allow-origin), but it sends forms and plain text without asking. Browsers send an Origin with every
+    POST. Other clients send none: their body counts as JSON whatever its type, since `curl -d` calls it a form.
     """
 
     def __init__(self, app: ASGIApp, keys: Mapping[str, str]):
@@ -56,7 +56,7 @@ class HeaderCheck:
                 await error_response(Request(scope), error)(scope, receive, send)
                 return
             if scope["method"] == "POST":
-                others = [header for header in scope["headers"] if header[0] != b"content-type"]  # some come repeatedly
+                others = [header for header in scope["headers"] if header[0] != b"content-type"]  # It may be repeated.
                 scope = scope | {"headers": [*others, (b"content-type", b"application/json")]}
             if scope["method"] == "HEAD":  # uvicorn leaves out the body
                 scope = scope | {"method": "GET"}
@@ -75,9 +75,9 @@ class HeaderCheck:
         return None
 
     def tenant(self, headers: dict[bytes, bytes]) -> str | None:
-        """Return whose key the headers have; None if nobody's."""
+        """Return the name of the tenant whose key the headers have; None if they have no valid key."""
         scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        # Compare in constant time, with all: the time of a refusal must not tell how much of a key was right.
+        # Compare with every key in constant time: the time of a refusal must not tell how much of a key was right.
         names = [name for known, name in self.keys.items() if hmac.compare_digest(key.strip(), known)]
         return names[0] if names and scheme.lower() == b"bearer" else None
 

@@ -34,7 +34,7 @@ class Measured(Around, Collector):
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)  # processor time and memory of this process
         self.last_stats = engine.stats()  # after the last step: the engine itself may be in the middle of one
-        self._lost = dict.fromkeys(COUNTED, 0.0)  # of the engine's counts: those of stage 08's workers end with them
+        self._lost = dict.fromkeys(COUNTED, 0.0)  # what each count has lost: a worker's counts end with it (stage 08)
         self._registry.register(self)
         if engine.device.type == "cuda":
             self._registry.register(GpuCollector(engine.device.index or 0))
@@ -177,7 +177,7 @@ class GpuCollector(Collector):
                 "gpu_memory_total_bytes": (memory.total, "Total memory"),
                 "gpu_power_watts": (pynvml.nvmlDeviceGetPowerUsage(device) / 1e3, "Power drawn"),
             }
-        except (pynvml.NVMLError, RuntimeError):  # the second of torch, for a part of a GPU (MIG)
+        except (pynvml.NVMLError, RuntimeError):  # torch's RuntimeError: a part of a GPU (MIG)
             return
         yield from families(GaugeMetricFamily, values, "gpu", str(self.index))
 

@@ -1,7 +1,7 @@
-"""Promises: a request whose first token, or whose others, would come later than is promised is refused at once.
+"""Promises: a request is refused at once if its first token, or the others, would come later than promised.
 
-A queue that grows makes every request late; who is told "try again in 3 seconds" at once has lost nothing, and those
-who were admitted get what they were promised. The prediction is queue over rate: the prompt tokens of requests that
+A growing queue makes every request late. A client that is told "try again in 3 seconds" at once has lost nothing, and
+admitted requests get what they were promised. The prediction is queue over rate: the prompt tokens of requests that
 have no token yet, over the rate at which such prompts were finished lately. All that slows a server down is in that
 rate: decode beside it, too few slots, preemptions. (Mooncake, Qin et al., 2024, calls this early rejection.)
 """
@@ -18,12 +18,12 @@ from common.request import Request
 from common.sampling import SamplingParams
 
 HALF_LIFE = 5.0  # seconds of work after which a measurement counts half
-QUEUED_SHARE = 0.1  # of the promise, that a request has waited, before a step says what the server can do
-MAX_SECONDS = 60  # after which to try again
+QUEUED_SHARE = 0.1  # of the promise: a step is measured only if a request has waited for this share
+MAX_SECONDS = 60  # at most, in Retry-After
 
 
 class PromiseBroken(QueueFull):
-    """The answer would be late. seconds: after which it may be asked for again."""
+    """The answer would be late. seconds: until the client may try again."""
 
     def __init__(self, message: str, seconds: float):
         super().__init__(message)
@@ -33,18 +33,18 @@ class PromiseBroken(QueueFull):
 class Promises(Around):
     """An engine whose `add` raises PromiseBroken. All other attributes are the engine's own.
 
-    ttft, tpot: seconds to the first token, and for each further one; None: not promised. scheduling: whose queue a
-    request has to wait for.
+    ttft, tpot: seconds to the first token, and for each further one; None: not promised. scheduling: which waiting
+    requests run before a new one.
     """
 
     def __init__(self, engine: BaseEngine, ttft: float | None, tpot: float | None, scheduling: Scheduling):
         self._engine, self.ttft, self.tpot, self.scheduling = engine, ttft, tpot, scheduling
-        self._prompts, self._tokens = Rate(), Rate()  # of prompts' tokens, and of those behind a request's first
+        self._prompts, self._tokens = Rate(), Rate()  # prompt tokens; output tokens after the first
         self._gained: dict[str, int] = {}  # output tokens of unfinished requests
         self._since: float | None = None  # when the last step ended; None: the engine was idle then
 
     def add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
-        # An idle engine takes whatever comes, and so does one with an empty queue: what is refused is not measured.
+        # A refusal measures nothing. So an idle engine takes every request, and `ttft` holds only if there is a queue.
         late = self._prompts.seconds(self._ahead(len(prompt), params)) - (self.ttft or math.inf)
         if late > 0 and self._since is not None and self._waiting():
             message = f"the first token would come {max(late, 0.1):.1f} s later than the {self.ttft:g} s"
@@ -56,7 +56,7 @@ class Promises(Around):
         return self._engine.add(prompt, params)
 
     def _ahead(self, tokens: int, params: SamplingParams) -> float:
-        """Return how many tokens of prompts are read before these are, themselves included."""
+        """Return how many prompt tokens run until these have run, themselves included."""
         queues: Counter[str] = Counter()
         for request in self._waiting():
             if self.scheduling.policy != "priority" or request.params.priority <= params.priority:
@@ -64,7 +64,7 @@ class Promises(Around):
         if self.scheduling.policy != "fair":
             return tokens + queues.total()
         weights, own = self.scheduling.weights, queues.pop(params.tenant, 0) + tokens
-        per_weight = own / weights.get(params.tenant, 1.0)  # others are read as far as this tenant is, by their weight
+        per_weight = own / weights.get(params.tenant, 1.0)  # Other tenants run at most this much per weight.
         return own + sum(min(queue, per_weight * weights.get(tenant, 1.0)) for tenant, queue in queues.items())
 
     def _waiting(self) -> list[Request]:
@@ -90,16 +90,16 @@ class Promises(Around):
 
 
 class Rate:
-    """Units over what they took, of which the newest count most."""
+    """How long a unit takes: the newest measurements count most."""
 
     def __init__(self):
         self.units = self.spent = 0.0
 
     def add(self, units: int, spent: float, seconds: float) -> None:
-        """seconds: since the last call; spent: of all that worked side by side."""
+        """Add units that took `spent`, in seconds of all that worked side by side. seconds: since the last call."""
         kept = 0.5 ** (seconds / HALF_LIFE)
         self.units, self.spent = kept * self.units + units, kept * self.spent + spent
 
     def seconds(self, units: float) -> float:
-        """Return how long so many units take; 0 as long as nothing is known."""
+        """Return how long this many units take; 0 as long as nothing is known."""
         return units * self.spent / self.units if self.units else 0.0

@@ -76,7 +76,7 @@ class PromptLogprobs(Around):
         if self._engine.scores_prompts:
             return ""
         parts = isinstance(getattr(unwrapped(self._engine.model), "head", None), VocabularyParallelHead)
-        # Only this rank would run it, and hang.
+        # Only rank 0 would run the model: it would wait for the others, and hang.
         return "echo with logprobs does not work with --tensor-parallel: leave out one of the two" if parts else ""
 
     @property
@@ -155,8 +155,8 @@ def scores(
 def attend(keys: Tensor, values: Tensor, start: int, int8: bool, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Store the new K and V from position `start` on, and attend to all positions so far.
 
-    q is [N, H, D], k and v are [N, H_kv, D], keys and values [layers, H_kv, S, D]; return [N, H, D]. int8: K and V are
-    rounded as in the engine's pages, so that a score is that of what the engine serves.
+    q is [N, H, D], k and v are [N, H_kv, D], keys and values [layers, H_kv, S, D]; return [N, H, D]. int8: round K and
+    V as the engine's pages do, so that the scores are those of the served model.
     """
     if int8:
         k, v = (dequantize(quantize(x), x.dtype) for x in (k, v))

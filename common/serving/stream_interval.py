@@ -17,7 +17,7 @@ class Intervals(Around):
 
     def __init__(self, engine: BaseEngine, tokens: int):
         self._engine, self._tokens = engine, tokens
-        self._told: dict[str, tuple[int, int]] = {}  # by request id: its tokens and certain characters when last told
+        self._told: dict[str, tuple[int, int]] = {}  # by request id: tokens and final characters when last reported
 
     def step(self) -> list[Request]:
         return [request for request in self._engine.step() if self._due(request)]

@@ -27,10 +27,10 @@ from .environment import answers, find_kit, running_python, usable_python
 
 OK, OPTIONAL, NEEDED = "ok", "--", "!!"
 KNOWN_PYTHONS = ("3.10", "3.11", "3.12", "3.13")
-ENVIRONMENT_GB, CUDA_ENVIRONMENT_GB = 3, 10  # of disk: .venv, and what pip unpacks meanwhile
+ENVIRONMENT_GB, CUDA_ENVIRONMENT_GB = 3, 10  # on disk: .venv, and what pip unpacks meanwhile
 MEMORY_GB = 2
 PORT = 8000
-PACE_SECONDS = 120  # for pace to answer: a quiet machine takes 6
+PACE_SECONDS = 120  # for `pace` to answer; on a quiet machine it takes 6
 INDEX = "https://pypi.org/simple"
 COMPILERS = ("g++", "clang++", "c++", "cl")
 
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     """Print every check as soon as it is made; return the exit status."""
     if arguments:
         sys.exit(f"`doctor` takes no arguments, and was given {' '.join(arguments)}.")
-    if (found := usable_python(ROOT)) not in (None, sys.executable):  # where psutil is
+    if (found := usable_python(ROOT)) not in (None, sys.executable):  # That Python has psutil.
         return subprocess.run([found, "-m", __name__], cwd=ROOT).returncode
     marks, pace = [show(name, check()) for name, check in CHECKS.items()], {}
     if usable_python(ROOT):
@@ -65,7 +65,7 @@ def show(name: str, line: Line) -> str:
 
 
 def python() -> Line:
-    if not find_spec("ensurepip"):  # which makes pip part of an environment
+    if not find_spec("ensurepip"):  # It installs pip into an environment.
         return Line(NEEDED, f"{running_python()} makes no environments: on Debian, `apt install python3-venv`.")
     if running_python() not in KNOWN_PYTHONS:
         tried = ", ".join(KNOWN_PYTHONS)
@@ -204,7 +204,7 @@ def gpu_line(gpu: str | None, pace: dict) -> Line:
 
 
 def measure_pace() -> tuple[dict, Line]:
-    """Return what `pace` found in the environment, which is nothing if it fails, and the line that says so."""
+    """Return what `pace` finds in the environment, {} if it fails, and the line to print."""
     note("    timing one step of stage 05 (a few seconds) ...")
     command = [usable_python(ROOT), "-m", "common.bench.pace"]
     options = {"cwd": ROOT, "capture_output": True, "text": True, "errors": "replace", "timeout": PACE_SECONDS}

@@ -18,8 +18,8 @@ from common.terminal import LOOK_EVERY, StatusLine, note
 
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ADVICE = "pip failed, for the reason above. Once that is put right, the same command carries on."
-SHOWN_LINES = 15  # of what pip said, if it fails
-ACTIVITIES = {  # what pip prints when it begins something, and how that is told
+SHOWN_LINES = 15  # of pip's output, if it fails
+ACTIVITIES = {  # what pip prints when it begins something: what the user reads
     r"Installing collected packages: ": "unpacking, which takes about a minute",
     r"Saved (?:.*[/\\])?(\w+)-": "saving {}",
     r"\s*(?:Downloading|Using cached) (?:.*/)?(\w+)-\S+\.whl \((.+)\)": "downloading {} ({})",
@@ -91,7 +91,7 @@ def make_venv(venv: Path) -> Path:
 
 
 def install(venv: Path, *arguments: str, advice: str = ADVICE, environment: Mapping[str, str] | None = None) -> None:
-    """Have pip install into .venv. Python compiles a module when it is first imported; all would take pip a minute."""
+    """Have pip install into .venv. Python compiles a module at its first import; pip would need a minute for all."""
     run_pip([str(python_of(venv)), "-m", "pip", "install", "--no-compile", *arguments], advice, environment)
 
 
@@ -116,7 +116,7 @@ def install_kit(venv: Path, kit: Path) -> None:
 
 
 def run_pip(command: list[str], advice: str, environment: Mapping[str, str] | None = None) -> None:
-    """Run pip and say every moment what it is at. If it fails, exit with its last lines and `advice`."""
+    """Run pip, and show all the time what it is doing. If it fails, exit with its last lines and `advice`."""
     # pip decides by itself which lines a terminal gets; through a pipe they are always the same.
     options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
@@ -132,7 +132,7 @@ def run_pip(command: list[str], advice: str, environment: Mapping[str, str] | No
 
 
 def activity(lines: list[str]) -> str:
-    """Say what pip is at, from the lines that it has printed."""
+    """Say what pip is doing, from the lines that it has printed."""
     found = ((re.match(pattern, line), told) for line in reversed(lines) for pattern, told in ACTIVITIES.items())
     return next((told.format(*match.groups()) for match, told in found if match), "starting pip")
 
@@ -145,7 +145,7 @@ def is_cpu_torch_better() -> bool:
 
 
 def answers(url: str) -> bool:
-    """Return whether a package index can be reached. Whatever is in the way, there is another way to install."""
+    """Return whether a package index can be reached. Any error means no: there is another way to install."""
     try:
         urllib.request.urlopen(url, timeout=4).close()
     except Exception:

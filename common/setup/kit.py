@@ -23,10 +23,10 @@ HELP_PIP = Path(__file__).with_name("pip_for_another.py")
 ADVICE = "pip failed, for the reason above, and no kit was written."
 # A wheel for glibc 2.N runs wherever glibc is 2.N or newer; torch asks for 2.28, llguidance for 2.31.
 LINUX_TAGS = [*(f"manylinux_2_{minor}" for minor in range(31, 4, -1)), *"manylinux2014 manylinux2010 linux".split()]
-PLATFORMS = {  # name: the tags of the wheels that run there, and what the markers in requirements say there
+PLATFORMS = {  # name: the tags of the wheels that run there, and the values of MARKERS there
     "linux-x86_64": ([f"{tag}_x86_64" for tag in LINUX_TAGS], "linux Linux posix x86_64"),
     "linux-aarch64": ([f"{tag}_aarch64" for tag in LINUX_TAGS], "linux Linux posix aarch64"),
-    "macos-arm64": (["macosx_14_0_arm64"], "darwin Darwin posix arm64"),  # and older ones: pip adds them
+    "macos-arm64": (["macosx_14_0_arm64"], "darwin Darwin posix arm64"),  # pip adds older versions.
     "windows-amd64": (["win_amd64"], "win32 Windows nt AMD64"),
 }
 MARKERS = "sys_platform platform_system os_name platform_machine".split()

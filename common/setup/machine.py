@@ -12,7 +12,7 @@ try:
 except ImportError:
     psutil = None
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")  # that pictures and the tests of pages drive
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")  # Pictures and the tests of pages use them.
 CGROUP = Path("/sys/fs/cgroup")  # where Linux says how much a container may use
 
 
@@ -45,7 +45,7 @@ def busy_cores() -> tuple[float, list[str]] | None:
     """Watch half a second: how many cores were busy, and which programs took 0.2 cores or more, busiest first."""
     if psutil is None:
         return None
-    list(psutil.process_iter(["cpu_percent"]))  # from now on it counts
+    list(psutil.process_iter(["cpu_percent"]))  # The next call counts from this one.
     busy, shares = psutil.cpu_percent(0.5) / 100 * psutil.cpu_count(), Counter()
     for one in psutil.process_iter(["name", "cpu_percent"]):
         if one.pid != os.getpid():

@@ -26,7 +26,7 @@ def test_repeats_become_median_and_spread():
 
 
 def test_steps_with_more_requests_than_run_are_not_profiled(loaded):
-    """They would be steps of fewer, after minutes in which the first reach the end of their context."""
+    """Their steps would run fewer requests, after minutes in which the first reach the end of their context."""
     with pytest.raises(ValueError, match="3 requests cannot decode together: 2 may run"):
         step_profile(load_engine("04")(loaded, max_running=2), requests=3, context=30)
 
@@ -63,7 +63,7 @@ def test_labels_are_moved_apart_and_no_further():
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)
 def test_a_benchmark_is_a_program_whose_size_sets_change_only_sizes_that_there_are(benchmark):
-    """Those for a large model may have more: what is usual is not said among the others."""
+    """Sizes for a large model may have names that the others lack, for which the usual value holds."""
     program = Path(benchmark.file).read_text(encoding="utf-8")
     assert program.endswith('\n\nif __name__ == "__main__":\n    run_benchmark(BENCHMARK)\n')
     full = benchmark.sizes["full"].keys() | benchmark.sizes["large"].keys() | {"model", "repeats"}
@@ -75,7 +75,7 @@ def test_a_benchmark_is_a_program_whose_size_sets_change_only_sizes_that_there_a
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: f"{path.parent.parent.name}/{path.stem}")
 def test_committed_results_hold_what_their_plots_need(path, tmp_path, monkeypatch):
-    """They are drawn with few pixels, which take as long as all the rest."""
+    """They are drawn with few pixels: all of them would take as long as the rest of the test."""
     document, benchmark = read_json(path), BENCHMARKS[path.parent.parent.name]
     assert document["benchmark"] == benchmark.name and not document.get("quick")
     size_set = document.get("size_set", "full")

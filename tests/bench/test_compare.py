@@ -12,13 +12,13 @@ from common.bench.compare import sources
 from common.stages import stage_folders
 from tests.helpers.watching import Page, browser
 
-FILE = Path(__file__).with_name("compared.json")  # as `bench --quick` writes it, small and with known figures:
+FILE = Path(__file__).with_name("compared.json")  # a small file as `bench --quick` writes it, with known figures:
 GAIN, BATCHING = 4.0, 5.0  # ratios of stages 02 and 04; stage 01 has 50 tokens a second
 
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path, monkeypatch):
-    """Nothing is measured here, and nothing committed."""
+    """Let there be no results of this machine, and no committed ones."""
     for module in (command, sources):
         monkeypatch.setattr(module, "HERE", tmp_path / "results")
     monkeypatch.setattr(sources, "COMMITTED", tmp_path / "committed")
@@ -112,7 +112,7 @@ def test_a_file_that_cannot_be_compared_is_left_out_with_a_sentence(tmp_path, co
 def test_the_same_measurements_twice_are_one_machine(tmp_path, compare):
     write_results(tmp_path / "anna.json")
     fewer = results()
-    del fewer["benchmarks"]["bench"]  # as in a results file beside the documents of all stages
+    del fewer["benchmarks"]["bench"]  # A results file may hold fewer benchmarks than another.
     for name, document in (("copy", results()), ("fewer", fewer)):
         (tmp_path / f"{name}.json").write_text(json.dumps(document))
     page, said = compare(tmp_path)
@@ -128,7 +128,7 @@ def test_the_same_measurements_twice_are_one_machine(tmp_path, compare):
     ],
 )
 def test_entries_of_other_work_are_left_out_and_the_rest_compared(tmp_path, compare, benchmark, size, value, is_other):
-    """What was noted besides is no other work. The first of three files is the one that differs from most."""
+    """A size in NOTED does not change the work. The first of three files differs from the other two."""
     paths = [write_results(tmp_path / f"{name}.json", gain=gain) for name, gain in (("a", 3), ("b", 4), ("c", 5))]
     changed = json.loads(paths[0].read_text())
     changed["benchmarks"][benchmark]["sizes"][size] = value

@@ -141,7 +141,7 @@ def test_an_interruption_ends_the_child_and_what_it_started(write, tmp_path, ctr
 
     def has_ended(pid: str) -> bool:
         try:
-            return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE  # that no parent has waited for
+            return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE  # A zombie has ended, too.
         except psutil.NoSuchProcess:
             return True
 

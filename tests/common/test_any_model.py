@@ -22,8 +22,8 @@ from tests.helpers.small_models import refusal
 CONFIGS = helper_file("configs.json")
 MODELS, REFUSED = CONFIGS["library"], CONFIGS["refused_of_library"]
 PROMPTS = ["The capital of France is Paris, and a page holds sixteen tokens of one sequence.", "A token"]
-PARAMS = SamplingParams(max_tokens=5)  # a page has four
-# Little memory and few requests: what is measured when an engine starts then takes no time.
+PARAMS = SamplingParams(max_tokens=5)  # A page has 4 tokens, so each answer reaches another page.
+# Little memory and few requests, so that the measurements at the start of an engine take no time.
 PAGED = {"max_running": 2, "token_budget": 16, "kv_memory": "4M", "page_size": 4}
 STAGES = {  # each attends in another way
     "01": {}, "02": {}, "04": {"max_running": 2, "token_budget": 16}, "05": PAGED, "06": PAGED,

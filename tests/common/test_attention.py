@@ -101,7 +101,7 @@ def check(name, sizes, windows=(), **shape):
 
 
 def expect_rounded(x, rows):
-    """Each number of x[..., D] is at most half a scale, and a rounding of float32, from what rows[..., D + 4] say."""
+    """Assert that rows[..., D + 4] give each number of x[..., D] to half a scale and a rounding of float32."""
     half = x.double().abs().amax(-1, keepdim=True).clamp_min(SMALLEST) / MAX_CODE / 2
     assert ((dequantize(rows, torch.float64) - x.double()).abs() <= half * (1 + 1e-4)).all()
 
@@ -113,7 +113,7 @@ WINDOWS = {"decode in several programs": (1, 7, 90, 300), "pieces of every size"
 
 
 def ragged(seed: int) -> tuple[list[tuple[int, int]], dict]:
-    """Any mix of decodes and pieces of prompts, behind the longer pieces one of a single token, in any shape."""
+    """Return decodes, then pieces of prompts, then a piece of a single token; and a shape. `seed` decides all."""
     rng = random.Random(seed)
     sizes = [(1, rng.choice(EDGES) + 16 * rng.randrange(4)) for _ in range(rng.randrange(4))]
     for _ in range(rng.randint(1, 4)):
@@ -151,7 +151,7 @@ all_backends = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # 0 / 0 of pieces that Triton masks
+@pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")  # from 0 / 0 in pieces that Triton masks
 @all_backends
 @pytest.mark.parametrize("int8", [False, True], ids=["as the model", "int8"])
 @pytest.mark.parametrize("case", CASES)
@@ -287,7 +287,7 @@ def test_triton_is_not_chosen_where_it_cannot_compile_its_part_in_c(monkeypatch)
 
     without_compiler = Mock(side_effect=RuntimeError("Failed to find C compiler."))
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=without_compiler))
-    monkeypatch.setattr(triton_launch, "why_no_driver", triton_launch.why_no_driver.__wrapped__)  # not as remembered
+    monkeypatch.setattr(triton_launch, "why_no_driver", triton_launch.why_no_driver.__wrapped__)  # without its cache
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     attention, why = choose_attention("auto", torch.device("cuda"), torch.bfloat16, 64, 16)
     assert attention.name == "torch" and "no triton: it needs gcc and Python's headers" in why

@@ -51,7 +51,7 @@ def test_the_first_token_that_differs_is_named_but_for_near_ties(ours, dtype, ga
     ],
 )  # fmt: skip
 def test_engines_of_a_demo_fit_beside_the_one_that_has_taken_a_gpus_memory(stage, name, loaded, monkeypatch):
-    """Of a context as real checkpoints have it, but K and V of 147,456 bytes a token, as of Qwen3-8B."""
+    """The context is as long as in real checkpoints, and a token has 147,456 bytes of K and V, as in Qwen3-8B."""
     long, taken = replace(loaded, config=replace(loaded.config, context_length=40_960)), []
     monkeypatch.setattr(type(loaded.config), "kv_bytes_per_token", lambda *_: 147_456)
     full = Mock(side_effect=InvalidInput("the GPU has no memory left for keys and values"))

@@ -99,8 +99,8 @@ def byte_ids(data: bytes) -> list[int]:
     return [BYTE_ID[byte] for byte in data]
 
 
-# Where bytes are invalid, a SentencePiece decoder takes back the characters that were complete before them. What has
-# been sent cannot be, so broken bytes follow other tokens here, and begin with one that begins no character.
+# At invalid bytes, a SentencePiece decoder takes back the complete characters before them. Text that has been sent
+# cannot be taken back: so broken bytes follow other tokens here, and their first byte begins no character.
 word_ids = st.integers(len(BYTES) + 3, len(SENTENCEPIECE) - 1).map(lambda token_id: [token_id])
 special_ids = st.sampled_from([[1], [2], [len(SENTENCEPIECE) + 7]])
 character_ids = st.text(min_size=1, max_size=3).map(lambda text: byte_ids(text.encode()))
@@ -165,10 +165,10 @@ stops = st.lists(st.text("ab", min_size=1, max_size=4), min_size=1, max_size=3)
 
 @settings(repeatable, max_examples=400)
 @given(st.lists(st.sampled_from(ABBA), min_size=1, max_size=8), stops, st.integers(0, 6), st.booleans())
-@example(["aab", "a"], ["aa"], 2, False)  # "aa" came too early, and comes no more
+@example(["aab", "a"], ["aa"], 2, False)  # "aa" came too early, and does not come again.
 @example(["aba", "b"], ["ab"], 2, False)  # the second one begins in the token that was too early
 @example(["aa", "a"], ["aa"], 2, False)  # the second one overlaps the first
-@example(["abb"], ["abb", "b"], 0, False)  # as if each character were a token
+@example(["abb"], ["abb", "b"], 0, False)  # "b" ends first, as if each character were a token.
 def test_the_earliest_stop_string_is_found_and_no_shown_text_is_taken_back(pieces, stop, min_tokens, keep):
     """By definition: each token that brings the answer to min_tokens or more ends it if a stop string ends in its text,
     also one that begins before. Of several the first to end counts, and of those the first to begin."""

@@ -23,11 +23,11 @@ def small(monkeypatch):
         monkeypatch.setattr(conversations, name, value)
     for name, value in {"WIDTH": 32, "HEADS": 1, "OTHERS": 256, "has_bfloat16": lambda: False}.items():
         monkeypatch.setattr(drafter, name, value)
-    monkeypatch.setattr(train, "set_handler", lambda *_: None)  # pytest's own stay
+    monkeypatch.setattr(train, "set_handler", lambda *_: None)  # pytest keeps its own handlers.
 
 
 def stopped_after(monkeypatch, owner, name: str, calls: int) -> None:
-    """Let a function raise KeyboardInterrupt, as Ctrl-C does, in place of a further call."""
+    """Let a function raise KeyboardInterrupt, as Ctrl-C does, in every call after the first `calls`."""
     function, left = getattr(owner, name), iter(range(calls))
 
     def call(*args):
@@ -71,7 +71,7 @@ def test_a_drafter_learns_and_drafts(tmp_path, draft, monkeypatch):
     drafter.make_drafter(TARGET, tmp_path, SHARDS, 100)
     training = drafter.Distillation(draft, tmp_path, range(SHARDS), drafter.Phase(1))
     after = drafter.load_model(tmp_path, fused=False).model.state_dict()
-    training.held_out = training.texts  # there are too few to learn more than these
+    training.held_out = training.texts  # There are too few texts to learn more than these.
     losses = [training.model.load_state_dict(each) and training.held_out_loss(0) for each in (before, after)]
     assert losses[1] < 0.8 * losses[0]
     with torch.no_grad():

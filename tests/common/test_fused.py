@@ -31,7 +31,7 @@ from common.sampling import SamplingParams
 from common.stages import load_engine
 
 cpu_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-FEW = 10  # tokens that have kernels for few in these tests; how many pay is measured
+FEW = 10  # tokens: the limit of the kernels for few tokens in these tests. Engines measure theirs.
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -94,7 +94,7 @@ def test_add_norm(kernels, device, dtype, shape):
         assert_right(kernels, add_norm(None, before := total.clone(), weight, 1e-2), expected)
         assert torch.equal(before, total)
         for row, alone in enumerate(total[:3].split(1) if shape[0] else ()):
-            # A copy: where rows begin at other addresses than in steps, Triton compiles sums of another order.
+            # A copy: for rows at other addresses than in steps, Triton compiles sums in another order.
             assert torch.equal(add_norm(None, alone.clone(), weight, 1e-2)[0], out[row])
 
 
@@ -123,7 +123,7 @@ def test_adapters(kernels, device, dtype, ranks, ins):
         expected[rows] += x[rows].double() @ lora_a[adapter].double().T @ lora_b[adapter].double()
         tiles += [(start, min(start + module.TILE, last), adapter) for start in range(first, last, module.TILE)]
     tiles += [(0, 0, 0)] * (130 if ins < 1000 else 1)  # many tiles are computed in another way
-    backwards = torch.tensor(tiles[::-1])  # what one tile writes into another's place stays
+    backwards = torch.tensor(tiles[::-1])  # backwards: no later tile hides what a tile writes into its place
     module.add_lora(*(each.to(device) for each in (x, out, lora_a, lora_b, spans, order, backwards)))
     near = 4 * torch.finfo(dtype).eps
     torch.testing.assert_close(out.cpu().double(), expected, rtol=near, atol=max(near, 4e-6) * (ins * rank) ** 0.5)
@@ -166,7 +166,7 @@ def test_the_launch_that_rotates_writes_pages_too(device, dtype, heads, kv_heads
     slots = torch.tensor([11, 0, 6, 3, 1], device=device)
     for factor in (1, 2):
         q, k, v = rotation.heads(qkv)
-        if factor == 2:  # the first use: what is written now is what k holds
+        if factor == 2:  # This is the first use of k: what it holds now must be written.
             k *= factor
         TritonAttention(dtype).write(k, v, *pools, slots)
         for ours, exact in zip((q, k / factor, v), expected, strict=True):
@@ -193,7 +193,7 @@ def test_codes_are_near_the_weights_and_unpacked_to_the_last_bit(dtype, bits):
     steps = codes.scales.float().repeat_interleave(32, 1)[:, :688]
     assert ((rounded - weight).abs() <= 0.6 * steps + weight.abs() / 1000 + 1e-7).all()
     prepare_unpacking(layer, dtype, numba_kernels.compiled(dtype).unpacked)
-    if layer.scratch:  # oneDNN packs as it unpacks
+    if layer.scratch:  # None if oneDNN packs otherwise than the course unpacks.
         for layer.keeps in (False, True, True):
             assert torch.equal(layer(torch.eye(688, dtype=dtype)).T, rounded.to(dtype))
 
@@ -216,7 +216,7 @@ def test_weights_are_in_memory_once(config, dtype, monkeypatch):
     fused = fuse(model, "numba")
     assert weight_bytes(fused) == before
     assert torch.equal(fused.embedding(ids), words[ids])
-    if fused.few_scores:  # oneDNN packs as these kernels read
+    if fused.few_scores:  # None if oneDNN packs otherwise than these kernels read.
         assert type(fused.head) is PackedLinear and all(fused.few)
 
 
@@ -257,7 +257,7 @@ def test_hidden_states_are_those_of_the_plain_model(config, kernels, device, dty
     fused.most_few = most_few if all(fused.few) else 0
     hidden = fused(*step, causal_attention)
     assert hidden.dtype == dtype and expected.std() > 0.5
-    if dtype == torch.bfloat16:  # which the library rounds about as often, or 8 bits
+    if dtype == torch.bfloat16:  # It is rounded about as often as by the library; with codes, to 8 bits, too.
         assert (hidden.float() - expected).std() < (0.03 if quantization == "none" else 0.05)
     else:
         torch.testing.assert_close(hidden, expected, **near)
@@ -298,14 +298,14 @@ needs_codes = pytest.mark.skipif(not codes.HAS_CODES, reason="needs a processor 
 
 
 @needs_codes
-@pytest.mark.parametrize("size", [100, 96])  # tiles take a multiple of 32 inputs
+@pytest.mark.parametrize("size", [100, 96])  # Tiles take a multiple of 32 inputs: 100 is none.
 @pytest.mark.parametrize("rows", [1, 3, 4, 15, 24])
 @pytest.mark.parametrize("bits", [8, 4])
 @torch.inference_mode()
 def test_codes_are_multiplied_with_rows_of_8_bits(bits, rows, size):
     weight = QuantizedWeight(Codes.of(torch.randn(97, size), bits), size, torch.bfloat16)
     hidden = torch.randint(-127, 128, (rows, size))
-    hidden[:, ::16] = torch.where(hidden[:, ::16] > 0, 127, -127)  # the largest of each 16: nothing is rounded
+    hidden[:, ::16] = torch.where(hidden[:, ::16] > 0, 127, -127)  # 127 is the largest of each 16: nothing is rounded.
     hidden = (hidden * 2.0 ** torch.randint(-9, 0, (rows, 1))).bfloat16()
     checked_scores(QuantizedLinear(weight, None), hidden, weight.rows(torch.arange(97)))
 

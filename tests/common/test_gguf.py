@@ -46,7 +46,7 @@ PARAMS = endless(6)
 
 def library_reference(path) -> Reference:
     """Return the reference with what transformers makes of the file by itself, in float32."""
-    reference = Reference()  # of the bundled model, which is read soon
+    reference = Reference()  # It reads the bundled model, which takes little time.
     reference.model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
     return reference
 
@@ -191,7 +191,7 @@ def test_smollm2_gives_transformers_tokens_for_16_chats_in_every_stage(smollm2):
     loaded, library = load_model("smollm2", device="cpu", dtype="float32"), library_reference(smollm2)
     prompts = [chat_prompt(loaded.tokenizer, question) for question in script_for("smollm2").questions.values()]
     expected = [library.generate(prompt, 6, ignore_eos=True) for prompt in prompts]
-    # Of a context of 8,192 tokens stage 04 has room for two.
+    # With a context of 8,192 tokens, stage 04 has room for two requests only.
     short = replace(loaded, config=replace(loaded.config, context_length=256))
     for stage in stage_folders():
         one_by_one = stage.name[:2] in ("01", "02", "03")

@@ -19,13 +19,13 @@ from tests.helpers.engine_options import drain, endless, pool
 from tests.helpers.faulty_fleet import FaultyFleet, lose_both_workers
 
 PAGE, PAGES, DOCUMENTS = 16, 28, 8  # memory for half of the documents
-TOKENS = 6 * PAGE  # of a document that can come back; its last token is computed
+TOKENS = 6 * PAGE  # tokens of a document that can come back: its last token is always computed
 GREEDY = endless(8)
 
 
 @pytest.fixture(autouse=True)
 def exact(monkeypatch):
-    """Keep pages as they are, since in 8 bits tokens may differ; and whatever a busy machine takes for a copy."""
+    """Keep pages in their own type, since 8 bits may change tokens; and always copy, however busy the machine is."""
     monkeypatch.setattr(kv_tiers, "Tiers", partial(Tiers, exact=True))
     monkeypatch.setattr(kv_tiers, "pass_seconds", lambda *_, **__: 1e3)
 
@@ -122,7 +122,7 @@ def test_on_a_gpu_a_page_leaves_before_its_place_is_written_again(monkeypatch):
     product, rng = torch.randn(4096, 4096, device="cuda"), Random(0)
     for number in range(0, 600, 6):
         if number % 60 == 0:
-            product @ product  # copies wait, and their places aside run out
+            product @ product  # Copies wait behind it, and the places set aside for them run out.
         pages = rng.sample(range(12), 6)
         for place, page in enumerate(pages):
             for part in pools:
@@ -214,7 +214,7 @@ def foreign(files):
 def huge(files):
     for file in files:
         with file.open("ab") as opened:
-            opened.truncate(10**8)  # a dozen fit: from a folder that is too full some would be removed unread
+            opened.truncate(10**8)  # A dozen fit: from a folder that is too full, some would be removed unread.
 
 
 @pytest.mark.parametrize("damage", [swapped, torn, damaged, foreign, huge])
@@ -237,7 +237,7 @@ def test_names_depend_on_what_k_and_v_depend_on(loaded, make, tmp_path):
     ]
     names = [root_name(loaded, PAGE), root_name(loaded, 2 * PAGE), *(root_name(other, PAGE) for other in others)]
     assert len(set(names)) == len(names) and root_name(loaded, PAGE) == names[0]
-    random = replace(loaded, folder=None)  # from one seed
+    random = replace(loaded, folder=None)  # random weights, always from one seed
     assert root_name(random, PAGE) == root_name(random, PAGE) != root_name(loaded, PAGE)
 
 

@@ -107,7 +107,7 @@ def test_a_file_with_more_or_fewer_fields_means_what_transformers_reads(tmp_path
         read = read_config(tmp_path)
     except ValueError:
         read = None
-    only_odd_heads = read is not None and read.hidden_size % read.num_heads  # which only transformers refuses
+    only_odd_heads = read is not None and read.hidden_size % read.num_heads  # Only transformers refuses these.
     assert read == expected or only_odd_heads
 
 
@@ -118,7 +118,7 @@ def test_a_file_with_more_or_fewer_fields_means_what_transformers_reads(tmp_path
         ({"eos_token_id": 5}, 2, {5}),
         ({"temperature": 1.0}, [2, 3], {2, 3}),
         (None, 2, {2}),
-        (None, None, set()),  # not 2, which is what transformers takes for any Llama
+        (None, None, set()),  # not 2, although transformers takes 2 for any Llama
     ],
 )
 def test_eos_token_ids(generation_config, eos_token_id, expected, config):
@@ -137,7 +137,7 @@ def test_every_tensor_arrives_in_its_rows_and_in_the_type_asked_for(stored, aske
     tensors = {name: tensor.to(stored) for name, tensor in checkpoint(attention_bias=True).items()}
     tables = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}  # old checkpoints store them: ignored
     save_shards(tensors | tables, tmp_path / "model.safetensors")
-    loaded = load_model(str(tmp_path), device="cpu", dtype=asked, fused=False)  # else the weights are packed
+    loaded = load_model(str(tmp_path), device="cpu", dtype=asked, fused=False)  # Fused kernels pack the weights.
     parameters = dict(loaded.model.named_parameters())
     names = checkpoint_names(loaded.config)
     assert {tensor for _, tensor, _ in names} == set(tensors)
@@ -173,7 +173,7 @@ def test_tied_embeddings_are_one_parameter_even_if_stored_twice(checkpoint, tmp_
 def test_tensors_that_are_missing_unexpected_or_of_another_shape_are_named(change, says, checkpoint, tmp_path):
     tensors = checkpoint() | change
     save_file({name: tensor for name, tensor in tensors.items() if tensor is not None}, tmp_path / "model.safetensors")
-    for shard in (WHOLE, Shard(0, 2)):  # which has a part of the shape
+    for shard in (WHOLE, Shard(0, 2)):  # A shard has a part of the shape.
         message = refusal(ValueError, tmp_path, shard=shard)
         assert message.startswith(str(tmp_path)) and says in message
 
@@ -190,7 +190,7 @@ def test_tensors_that_are_missing_unexpected_or_of_another_shape_are_named(chang
     ],
 )
 def test_a_missing_or_damaged_file_is_named(file, left, error, says, checkpoint, tmp_path):
-    """left: of its content, as many bytes, or others in its place."""
+    """left: how many bytes of the file are left, or what replaces them; None: no file."""
     checkpoint()
     path = tmp_path / file
     whole = path.read_bytes()
@@ -279,15 +279,15 @@ print(peak.value - before)
     not Path("/proc/self/status").exists(), reason="NOT MEASURED: peak memory is read from /proc, which is not here"
 )
 def test_a_process_imports_what_it_needs_and_has_the_weights_in_memory_once(tmp_path):
-    """transformers for a model, and never its class for Llama: that imports a compiler, as initialisation on meta does,
-    which would take 2 to 4 s. Nor a lock of several processes, for which a process is started that warns if one stays.
+    """It imports transformers for a model only. It needs neither its class for Llama nor initialisation on meta: both
+    import a compiler, 2 to 4 s. It makes no lock of several processes: that starts a process, which warns if one stays.
 
     The weights are 100 MB in bfloat16, converted to float32. A loader that read everything before it copies would take
     1.5 times what they take then.
     """
     large = {"hidden_size": 1024, "intermediate_size": 1536, "num_hidden_layers": 6, "tie_word_embeddings": False}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
-    complete = read_json(CHECKPOINTS / "target" / "config.json")  # with all fields: transformers need not read it
+    complete = read_json(CHECKPOINTS / "target" / "config.json")  # It has all fields: transformers need not read it.
     write_json(tmp_path / "config.json", complete | large | heads)
     loaded = load_model(tmp_path, device="cpu", dtype="bfloat16", load_format="dummy", fused=False)
     tensors = save_weights(loaded, tmp_path)

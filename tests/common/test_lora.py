@@ -233,7 +233,7 @@ FIRST = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
 REFUSALS = [
     (settings(peft_type="LOHA"), "peft_type='LOHA' is not supported"),
     (settings(bias="all"), "bias='all'"),
-    (settings(use_dora=True), "use_dora=True"),  # as any field that is not known
+    (settings(use_dora=True), "use_dora=True"),  # refused like any unknown field
     (settings(init_lora_weights="pissa_niter_4"), "init_lora_weights='pissa_niter_4'"),
     (settings(r=65), "r=65 is not supported; supported is a rank of 1 to 64"),
     (settings(r=True), "r=True"),
@@ -366,7 +366,7 @@ def test_an_adapter_in_use_stays(loaded, folders, documents, monkeypatch):
     engine.step()
     with pytest.raises(InvalidInput, match="1 unfinished request"):
         engine.lora.unload("a3", engine.requests)
-    engine.lora.unload("a2", engine.requests)  # another one may go meanwhile
+    engine.lora.unload("a2", engine.requests)  # An adapter without requests may be unloaded.
     drain(engine)
     before = list(request.token_ids)
     with monkeypatch.context() as short_of_memory, pytest.raises(MemoryError):

@@ -33,7 +33,7 @@ def options_of(family: str, rope: str) -> dict:
         "rope_parameters": dict(ROPES[rope]),
         "tie_word_embeddings": turn % 2 == 0,
     }
-    if family != "qwen2":  # Qwen2 has no such field: hidden_size / num_attention_heads, here 8
+    if family != "qwen2":  # Qwen2 has no head_dim: it is hidden_size / num_attention_heads, here 8.
         options["head_dim"] = (8, 16, 32)[turn % 3]
     if family in ("llama", "qwen3"):
         options["attention_bias"] = turn // 2 % 2 == 0

@@ -53,7 +53,7 @@ for thread in threads:
 assert numba.threading_layer() == "workqueue" and (outs[0] == outs[1]).all()
 print(outs[0].tolist())
 """
-NO_TORCH = "Tensor, get_num_threads, set_num_threads = object, lambda: 2, print"  # which takes seconds to import
+NO_TORCH = "Tensor, get_num_threads, set_num_threads = object, lambda: 2, print"  # torch takes seconds to import.
 RIGHT = "[10.0, 11.0, 12.0]\n"
 
 
@@ -238,9 +238,9 @@ def test_torch_leaves_cores_to_other_programs_and_takes_them_back(two_threads, m
 
     after(0, 0, 0)
     for own, others, free in ((2.0, 0.0, 2), (1.3, 0.7, 1), (0.3, 0.4, 2), (0.2, 1.8, 1), (0.0, 0.0, 2)):
-        for expected in (torch.get_num_threads(), free):  # 0.06 s are too short to tell
+        for expected in (torch.get_num_threads(), free):  # The first 0.06 s are too short to tell.
             assert after(0.06, 0.06 * own, 0.06 * others) == expected, (own, others)
-    torch.set_num_threads(1)  # as a rank does, for as long as it likes
+    torch.set_num_threads(1)  # A rank sets one thread, and keeps it.
     assert after(1.0, 1.0, 0.0) == 1
     monkeypatch.setattr(process, "STAT", tmp_path / "none")
     assert process.FreeCores().look() == os.cpu_count(), "where nothing can be read, all are free"

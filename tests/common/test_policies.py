@@ -33,7 +33,7 @@ class Loop(WorkerWithoutModel):
         self.served: Counter[str] = Counter()
 
     def ask(self, prompt: int, output: int, **params) -> Request:
-        """Add a prompt of so many tokens; every other one begins with the same."""
+        """Add a request with a prompt of `prompt` tokens; every other prompt begins alike."""
         return self.add([len(self.requests) % 2] * prompt, endless(output, **params))
 
     def run(self, steps: int = 1) -> None:
@@ -113,7 +113,7 @@ def test_nobody_saves_up_and_an_engine_with_work_is_never_idle():
     while loop.requests:
         loop.run()
         assert not loop.requests or loop.trace[-1].tokens
-    for number in range(100):  # whoever leaves with no more than the least is forgotten
+    for number in range(100):  # A tenant that leaves with no more than the least counter is forgotten.
         loop.ask(4, 1, tenant=f"once {number}")
         drain(loop)
     assert len(policy.counters) < 10
@@ -125,7 +125,7 @@ def test_priority_decides_who_is_admitted_and_who_gives_way():
     second = loop.ask(8, 16, priority=5)
     loop.run()
     third, first = loop.ask(8, 16, priority=7), loop.ask(9, 16, priority=0)
-    loop.run(2)  # which admit it
+    loop.run(2)  # These steps admit it.
     assert next(iter(loop.scheduler.running)) == first.request_id, "the most urgent stands first"
     drain(loop)
     ended = sorted((first, second, third), key=lambda one: one.timings.finished)
@@ -201,7 +201,7 @@ def test_a_promise_that_would_be_broken_is_refused_and_an_idle_engine_promises_a
     assert refused.value.headers == {"Retry-After": "1"}
     for _ in range(3):
         promises.step()
-    add(50)  # nobody waits: what comes before the next step is taken as a whole
+    add(50)  # No request waits: all that comes before the next step is accepted.
 
 
 def test_a_flood_breaks_no_promise_to_others():
@@ -231,7 +231,7 @@ def test_over_http_a_key_or_the_user_is_the_tenant_and_a_refusal_says_when_to_re
     with openai_server("06", loaded, *options, engine=engine) as service:
         client = httpx.Client(base_url=service.url, headers={"Authorization": "Bearer 111"})
         with client.stream("POST", "/v1/completions", json=ENDLESS | {"stream": True}) as stream:
-            lines = stream.iter_lines()  # kept, or the client would leave
+            lines = stream.iter_lines()  # It is kept, or the client would disconnect.
             next(lines)  # an idle engine takes whatever comes
             late = client.post("/v1/completions", json=body)
         assert service.post(**body).status_code == 401

@@ -138,7 +138,7 @@ def test_penalties_are_those_defined_and_each_row_has_its_own_distribution(data,
         assert actual[token.token_id] > 0 and token.logprobs is None
 
 
-EQUAL = [1.0, 1.0, 1.0, 1.0]  # with exactly equal weights, so that a cut can fall exactly between two
+EQUAL = [1.0, 1.0, 1.0, 1.0]  # The weights are exactly equal, so a cut can fall exactly between two.
 BY_HAND = [
     (EQUAL, {"top_p": 0.5}, [0.5, 0.5, 0, 0]),
     (EQUAL, {"top_p": 0.501}, [1 / 3, 1 / 3, 1 / 3, 0]),
@@ -219,7 +219,7 @@ def test_there_is_one_request_for_each_row_of_logits():
 def draw_tokens(monkeypatch):
     from common import sampling_kernels
 
-    # Tokens, so that a small vocabulary has several blocks, and that the nearest ones do not always suffice.
+    # tokens: so few that a small vocabulary has several blocks, and that the nearest ones do not always suffice
     for name, tokens in {"BLOCK": 16, "NEAREST": 16}.items():
         monkeypatch.setattr(sampling_kernels, name, tokens)
     return sampling_kernels.draw_tokens
@@ -251,7 +251,7 @@ def test_what_is_drawn_is_what_the_definition_draws(draw_tokens, vocab_size, dty
     empty_blocks, few = plain.clone(), plain.round()
     empty_blocks[:, 1:-1] = -math.inf
     few[:, 1::3] = few[:, 20:] = -math.inf
-    part_of_wider = torch.cat([plain, plain.flip(1)], dim=1)[:, :vocab_size]  # as ranks whose parts are padded give it
+    part_of_wider = torch.cat([plain, plain.flip(1)], dim=1)[:, :vocab_size]  # Ranks with padded parts give this.
     for logits in (plain, plain.round(), empty_blocks, few, part_of_wider):
         expected = probabilities(logits, [Request(params) for params in EACH])
         places = torch.randint(vocab_size, (len(EACH), 1), device=device)

@@ -24,7 +24,7 @@ from tests.helpers import helper_file
 
 STAGES = ["04", "05", "06", "07", "08"]
 DRAFTED = {"draft": "draft", "num_draft_tokens": 3}
-SHORT = {"kv_memory": "192K", "page_size": 4}  # of memory, so that requests are preempted
+SHORT = {"kv_memory": "192K", "page_size": 4}  # little memory, so that requests are preempted
 OPTIONS = {"05": SHORT, "06": SHORT, "07": DRAFTED | SHORT | {"kv_memory": "384K"}, "08": DRAFTED}
 LEAVES = helper_file("schemas.json")
 TEXT, NUMBER = LEAVES[:2]
@@ -34,7 +34,7 @@ def _object(properties: dict) -> dict:
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
-# What keywords mean is the library's: each is here once.
+# The library defines what keywords mean: each is tested once here.
 SCHEMAS = [
     _object({"key": one, "é": two}) | {"$defs": {"leaf": {"type": "string", "maxLength": 3}}}
     for one, two in zip(LEAVES, [*LEAVES[1:], LEAVES[0]], strict=True)
@@ -112,7 +112,7 @@ def test_masks_are_those_of_the_tokens_in_any_order(draft):
     assert (together[a, b, x] == -1).all(), "a row behind a wrong draft token is not restricted: it will be rejected"
 
 
-# Each property is optional, so after "{" more may come than the library's bound for one place.
+# Each property is optional, so after "{" more keys are possible than the library's bound for one place.
 WIDE = {"type": "object", "properties": {f"k{i}": TEXT for i in range(700)}, "additionalProperties": False}
 
 

@@ -189,7 +189,7 @@ def test_a_rank_that_is_killed_or_hangs_ends_all(own_two, monkeypatch, sent, cal
 
 
 def test_an_interrupted_step_ends_all_ranks(own_two, monkeypatch):
-    """They may have stopped at different places: no request gets a wrong token, nor any other."""
+    """They may have stopped at different places: no request gets another token, right or wrong."""
     engine = TensorParallelEngine(own_two, "05")
     Interruptions(engine._engine, monkeypatch)
     request = engine.add(STORY, GREEDY)
@@ -202,7 +202,7 @@ def test_an_interrupted_step_ends_all_ranks(own_two, monkeypatch):
 def test_a_rank_that_fails_says_why(own_two):
     engine, two = TensorParallelEngine(own_two, "05"), own_two
     engine.add(STORY, endless(3000))
-    with suppress(RankLost):  # where the answer is here before `tell` returns
+    with suppress(RankLost):  # The answer may arrive before `tell` returns.
         two.tell("add", [4096], GREEDY, "unknown to rank 0", 0)
     assert_lost(engine, two, "rank 1 of 2 failed: InvalidInput: token id 4096")
 

@@ -50,7 +50,7 @@ def test_the_budget_is_the_largest_that_fits_and_running_requests_have_their_tok
 
 @pytest.mark.parametrize("late", [[STEP_SECONDS] * 3, [10.0]], ids=["disturbed passes", "kernels are compiled"])
 def test_passes_that_are_late_do_not_decide(passes, late):
-    passes.per_token, passes.late = STEP_SECONDS / 300, late  # one where nothing is measured, and two
+    passes.per_token, passes.late = STEP_SECONDS / 300, late  # The first late pass is not measured.
     assert choose_token_budget(passes.loaded, 100, 64)[0] == 256
 
 

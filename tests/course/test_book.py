@@ -64,7 +64,7 @@ def site(tmp_path_factory) -> Path:
     pytest.importorskip("furo", reason="needs Sphinx: pip install -r requirements-book.txt")
     out = tmp_path_factory.mktemp("book") / "site"
     made = subprocess.run([sys.executable, "-m", "common.book", "--out", out], cwd=ROOT, capture_output=True, text=True)
-    assert made.returncode == 0, made.stderr  # what Sphinx warns of
+    assert made.returncode == 0, made.stderr  # stderr has Sphinx's warnings.
     return out
 
 

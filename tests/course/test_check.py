@@ -143,7 +143,7 @@ def test_tasks_that_are_ok_and_fail_beside_an_earlier_one_are_told_so(tmp_path, 
 
 
 def test_the_contract_finds_a_preemption_that_raises_and_else_the_stage_is_timed(root, capsys, monkeypatch):
-    """The milestones are not asked: what `pytest --engine my/05` grades, must be graded."""
+    """The milestones are not run: `check` must grade what `pytest --engine my/05` grades."""
     folder = root / "my" / STAGE_05.name
     monkeypatch.setattr(check, "CONTRACT", ["tests/test_contract_claims.py", "-k", "runs_short and 16"])
     raises = 'raise RuntimeError("never preempted")'

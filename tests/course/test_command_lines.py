@@ -44,8 +44,8 @@ def test_a_mistake_is_answered_in_a_sentence(loads, program, words, says, monkey
         else:
             runpy.run_module(program, run_name="__main__")
     status, (output, errors) = ended.value.code, capsys.readouterr()
-    # Python prints a string, and exits with 1. What argparse says, and the harness, is on stderr already.
+    # Python prints a string, and exits with 1. argparse and the harness have written to stderr before.
     assert status in (1, 2) or isinstance(status, str) and "\n" not in status
-    if isinstance(status, str) and not program.startswith(("course.py", "common.learn")):  # which speak to learners
+    if isinstance(status, str) and not program.startswith(("course.py", "common.learn")):  # These speak to learners.
         assert status.startswith("error: ")
     assert says in f"{status} {errors}" and output == "" and not any(tmp_path.iterdir())

@@ -14,7 +14,7 @@ import pytest
 from common.setup import environment, kit
 from tests.helpers.incomplete_stages import copy_entry_point
 
-UNREACHABLE = "http://127.0.0.1:9"  # port 9 discards; where nothing listens, a connection is refused at once
+UNREACHABLE = "http://127.0.0.1:9"  # Usually nothing listens at the discard port, so a connection is refused at once.
 
 
 class FakeMachine:
@@ -25,7 +25,7 @@ class FakeMachine:
         self.installs: list[list[str]] = []
         self.pip_fails = False
         self.version = environment.running_python()  # of the Python in .venv
-        self.reason = ""  # why venv makes none
+        self.reason = ""  # why venv fails, if it does
 
     def run(self, command, **options):
         if "venv" in command and not self.reason:
@@ -141,7 +141,7 @@ def index(tmp_path, monkeypatch) -> Path:
         ("windows-amd64", "3.12", {"alpha", "beta", "delta-1.0-cp312"}),
         ("linux-x86_64", "3.10", {"alpha", "gamma", "delta-1.0-cp310-cp310-manylinux"}),
         ("macos-arm64", "3.13", {"alpha", "delta-1.0-cp310-abi3-macosx"}),
-        ("linux-x86_64", "3.13", None),  # which delta has no wheel for
+        ("linux-x86_64", "3.13", None),  # delta has no wheel for it.
     ],
 )
 def test_a_kit_holds_what_that_machine_needs_or_is_not_written(index, tmp_path, platform, python, expected):

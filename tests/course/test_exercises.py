@@ -15,7 +15,7 @@ from tests.helpers.engine_options import GREEDY
 from tests.helpers.incomplete_stages import SOLUTIONS, patient, solved
 
 STAGES = stage_folders()
-EXERCISES = [  # with time enough on a busy machine
+EXERCISES = [  # Each has time enough on a busy machine.
     (stage, patient(exercise)) for stage in STAGES for exercise in read_exercises(stage.name[:2])
 ]
 

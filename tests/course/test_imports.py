@@ -10,7 +10,7 @@ import pytest
 from common.stages import ROOT, stage_folders
 
 FILES = {path for folder in (ROOT / "common", *stage_folders()) for path in folder.rglob("*.py")}
-PROGRAMS = ("__main__.py", "benchmark.py")  # which nothing imports: they may look at any folder
+PROGRAMS = ("__main__.py", "benchmark.py")  # No file imports them, so they may import any folder.
 
 
 @cache

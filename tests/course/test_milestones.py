@@ -10,7 +10,7 @@ from common.learn.start import write_folder
 from common.stages import stage_folders
 from tests.helpers.incomplete_stages import as_before, patient, without
 
-# Without these tasks a milestone waits forever. What the others must be missed by ends by itself.
+# Without one of these tasks a milestone waits forever. Without any other task it fails by itself.
 ENDLESS = {"EngineThread._engine_run", "EngineThread._fail_all", "Router._order", "Router._listen", "Router._worker_up"}
 STAGES = stage_folders()[1:]
 TASKS = [(stage, task) for stage in STAGES for task in find_tasks(stage)]
@@ -25,7 +25,7 @@ def runner(loaded_once):
 
 @pytest.mark.parametrize(("stage", "task"), TASKS, ids=lambda value: getattr(value, "title", value.name[:2]))
 def test_a_task_that_does_nothing_is_missed(tmp_path, runner, stage, task):
-    """And so is the news in a task that the stage before has, too."""
+    """A changed task is missed as well if it is as it was in the stage before."""
     folder = tmp_path / stage.name
     write_folder(folder, without(stage, task))
     needing = [one for one in read_milestones(stage.name[:2]) if task.name in one.tasks]

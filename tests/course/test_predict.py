@@ -46,7 +46,7 @@ def test_each_question_finds_its_figures_and_a_right_guess_lies_on_what_is_drawn
         mark_guesses(figure, document)
 
     monkeypatch.setattr(plots, "mark_guesses", spy)
-    monkeypatch.setattr(plots, "DPI", plots.DPI / 4)  # the rest of the pixels take as long as what they show
+    monkeypatch.setattr(plots, "DPI", plots.DPI / 4)  # All pixels would double the time of the test.
     benchmark_of(stage).draw(document, tmp_path / "plot.png")
     for found in document["questions"]:
         assert len(found["arithmetic"]) == len(found["measured"]) == len(found["at"]) == len(found["marks"]) > 0
@@ -107,7 +107,7 @@ def answer_with(arithmetic: list, measured: list, guess: list | None = None, slo
     ],
 )
 def test_why_a_figure_is_not_what_arithmetic_says(measured, more, says):
-    """On a machine that was not steady neither an agreement nor a difference counts, but what no clock is read for."""
+    """On an unsteady machine neither agreement nor difference counts, except for figures that need no clock."""
     assert says in answer_with([10, 1], measured, **more)["why"]
 
 
@@ -115,7 +115,7 @@ def test_why_a_figure_is_not_what_arithmetic_says(measured, more, says):
 
 
 def test_a_bad_answer_is_told_what_is_wrong_and_asked_again(monkeypatch, capsys):
-    """What is given is not asked, and the end of the input is no guess."""
+    """A guess that is given is not asked for, and the end of the input is no guess."""
     typed = Mock(side_effect=["many", "-3", "12", "4, 5", "4, 15, 40", EOFError])
     monkeypatch.setattr(builtins, "input", typed)
     questions = questions_of(STAGE_05)

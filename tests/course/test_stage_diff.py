@@ -49,7 +49,7 @@ class Scheduler:
     ids=["earlier markers", "another docstring", "a marked docstring", "code, of which blank lines do not count"],
 )
 def test_what_is_shown_of_a_file_and_counted_as_code(now, shown, added):
-    """Code with where it stands, and of the file's docstring what is marked as new, which counts as no line."""
+    """Code is shown with its class. Of the file's docstring only marked news is shown, and it counts as no line."""
     change = compare_file("scheduler.py", FIRST, now, "02")
     assert [line for line in change.lines if line[0] in "+-" or line == "@@ class Scheduler:"] == shown
     assert shown or not change.lines

@@ -27,8 +27,8 @@ from common.distributed.cluster import Cluster, plan  # noqa: E402
 from tests.helpers.serving_stage_03 import wait_until  # noqa: E402
 
 pytestmark = pytest.mark.ray
-SECONDS = 60.0  # for anything to happen
-ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers import from the course alone
+SECONDS = 60.0  # the longest wait for anything
+ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # Workers import only the course's modules.
 
 
 class Probe:
@@ -230,7 +230,7 @@ def test_workers_share_gpus_and_have_the_cores_of_their_own_machine(two_nodes, m
         assert [visible for *_, visible in where] == ["0"] * 3
         assert [threads for _, _, threads, _ in where] == [str(cluster.threads(number)) for number in range(3)]
         assert all(reached == ray.util.get_node_ip_address() != "127.0.0.1" for _, reached, *_ in where)
-    with closing(Cluster(two_nodes, 2)) as cluster:  # which has room only if the first one has left
+    with closing(Cluster(two_nodes, 2)) as cluster:  # It has room only if the first one has left.
         assert not cluster.loopback and cluster.gpu_share() == 1.0
         assert cluster.description == "Ray actors on 2 machines"
         assert sorted(cluster.threads(number) for number in range(2)) == [2, 3]

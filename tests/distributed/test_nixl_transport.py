@@ -19,7 +19,7 @@ except ImportError:
 from tests.helpers.serving_stage_03 import wait_until  # noqa: E402  a machine with a GPU may lack its packages, too
 
 SHAPES = [(50, 4, 8, 2, 8), (50, 2, 8, 1, 8)]  # of a model, and of a smaller one
-PATIENCE_SECONDS = 60  # for what takes milliseconds on a machine that has nothing else to do
+PATIENCE_SECONDS = 60  # What is waited for takes milliseconds on an idle machine.
 SOURCE, PLACES = [7, 8, 9, 3, 49, 0], [5, 4, 20, 21, 22, 6]
 
 
@@ -102,7 +102,7 @@ def test_a_cancelled_transfer_does_not_begin(ends):
     """One that waits for its turn is final soon, and its pages are as they were."""
     sender, receiver = ends
     ticket, queue = sender.send("a", SOURCE), receiver.begun
-    receiver.begun = type(queue)()  # nobody takes it from here
+    receiver.begun = type(queue)()  # No thread takes transfers from this queue.
     transfer = receiver.receive(ticket, 0, PLACES)
     transfer.cancel()
     queue.put(transfer)
@@ -118,7 +118,7 @@ def test_a_cancelled_transfer_does_not_begin(ends):
 def offer(pipe) -> None:
     """The work of a process: offer 64 pages until it is told to end, and then say whether its thread lives."""
     one = nixl_transport.NixlTransport()
-    atexit.register(lambda: pipe.send(one.thread.is_alive()))  # it runs after what is registered later
+    atexit.register(lambda: pipe.send(one.thread.is_alive()))  # It runs after handlers that are registered later.
     one.register([torch.full((64, 1 << 16), 3.0)])
     pipe.send(one.send("a", range(64)))
     pipe.recv()
@@ -134,7 +134,7 @@ def other_process():
         assert here.poll(PATIENCE_SECONDS)
         yield here.recv(), process, here
     finally:
-        process.kill()  # also one that is stopped, for which pytest would wait at its end
+        process.kill()  # This ends a stopped process, too: pytest would wait for it at its end.
         process.join()
 
 
@@ -147,16 +147,16 @@ def fails(transfer) -> bool:
 
 
 def test_a_sender_may_stop_go_on_and_die_and_its_successor_is_another(monkeypatch):
-    """Of one that has stopped, the receiver is told in time; but its bytes may arrive late, and are waited for.
+    """The receiver learns in time that a sender has stopped, and waits for its bytes, which may arrive late.
 
-    What one that has died offered is refused, and a process that returns is not taken for it. By TCP, which the
+    Offers of a dead sender are refused, and a process that returns is not taken for it. By TCP, which the
     sender's process must serve; the kernel reads the memory of a stopped one as well.
     """
     monkeypatch.setenv("UCX_TLS", "tcp,self")
     with transport([torch.zeros(64, 1 << 16)]) as receiver:
         [pages] = receiver.pools
         with other_process() as (stale, process, _):
-            assert arrived(receiver.receive(stale, 0, range(64)))  # they have met
+            assert arrived(receiver.receive(stale, 0, range(64)))  # The two are connected.
             with monkeypatch.context() as deadline:
                 deadline.setattr(nixl_transport, "TRANSFER_SECONDS", 0.5)
                 deadline.setattr(nixl_transport, "MIN_BYTES_PER_SECOND", 1e9)
@@ -172,7 +172,7 @@ def test_a_sender_may_stop_go_on_and_die_and_its_successor_is_another(monkeypatc
             dying = receiver.receive(stale, 0, range(64))
             process.kill()
             process.join()
-            wait_until(lambda: dying.final)  # done, or failed: one or the other
+            wait_until(lambda: dying.final)  # It may be done or failed.
         later = receiver.receive(stale, 0, range(64))
         wait_until(lambda: later.final)
         assert fails(later)

@@ -118,7 +118,7 @@ def test_workers_that_share_a_gpu_measure_in_turn(card, monkeypatch):
     def load(*_, timeout):
         left = memory.kv_bytes_left(card, 2048, 256, share=cluster.gpu_share())
         with suppress(threading.BrokenBarrierError):
-            both.wait(1.0)  # until the other has measured, too, or is not going to
+            both.wait(1.0)  # until the other has measured, too, or for 1 s
         taken.append(left)
         free[0] -= left
 

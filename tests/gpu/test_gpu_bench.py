@@ -93,7 +93,7 @@ def test_kernels_are_known_by_their_names_and_the_longest_product_is_that_of_the
     names = 2 * ["gemm", "decode_kernel", "gemm", "gemm"]
     kernels = [(name, *times) for name, times in zip(names, pairwise(moments), strict=True)]
     assert parts_of(kernels, 2) == {"products": 4.0, "attention": 5.0, "logits": 9.0}
-    kernels.append(("copy", 40, 44))  # after a gap, and beside it
+    kernels.append(("copy", 40, 44))  # It follows a gap; the next copy overlaps it.
     assert by_kernel([*kernels, ("copy", 41, 43)], 2) == (20.0, [
         ("gemm", 3.0, 13e6), ("decode_kernel", 1.0, 5e6), ("copy", 1.0, 3e6),
     ])  # fmt: skip

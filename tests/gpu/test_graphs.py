@@ -12,7 +12,7 @@ from common.stages import load_engine, load_stage_module
 from tests.helpers.engine_options import endless
 from tests.helpers.graph_stand_in import graphed
 
-COUNT = 12  # tokens: a replay of the stand-in takes longer than a step
+COUNT = 12  # tokens: few, since a replay of the stand-in takes longer than a step
 GREEDY = endless(COUNT)
 
 

@@ -32,11 +32,11 @@ def models(request):
     """A model in bfloat16 as engines have it, and one of plain operations in float32 with the same weights."""
     name, load_format, device = request.param
     options = {"device": device, "dtype": "bfloat16", "load_format": load_format}
-    plain = load_model(name, **options, fused=False)  # others pack their weights on a CPU
+    plain = load_model(name, **options, fused=False)  # Fused models pack their weights on a CPU.
     exact = empty_model(plain.config, plain.device, torch.float32)
     exact.load_state_dict(plain.model.state_dict())
     loaded = load_model(name, **options)
-    return replace(loaded, config=replace(loaded.config, context_length=1024)), exact  # of a slot in stage 04
+    return replace(loaded, config=replace(loaded.config, context_length=1024)), exact  # shorter slots in stage 04
 
 
 @pytest.mark.parametrize("stage", ["02", "04", "05", "07"])  # each attends in another way

@@ -28,7 +28,7 @@ def test_the_notebook_is_committed_without_output():
 @pytest.mark.parametrize("gpu", [None, "NVIDIA H200"])
 def test_the_notebook_runs(gpu, tmp_path, monkeypatch, capsys):
     """Its commands are only parsed: those of the GPU by their own parser, which then measures nothing."""
-    parsed, course = [], tmp_path / "course"  # beside the notebook, as where it has cloned it
+    parsed, course = [], tmp_path / "course"  # beside the notebook, where it clones the course
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
     monkeypatch.setattr(command_line, "measure", lambda args, settings: parsed.append(args) or 0)

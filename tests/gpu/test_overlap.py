@@ -27,7 +27,7 @@ def test_a_step_is_launched_before_the_last_ones_tokens_are_waited_for(stage, lo
     monkeypatch.setattr(SamplerOutput, "tokens", lambda self: (events.append("wait"), wait(self))[1])
     engine_of(stage, loaded).generate([prompts[0][:9]], endless(5))
     assert events == ["launch", *["launch", "wait"] * 4, "wait"]
-    events.clear()  # penalties want to see the tokens first
+    events.clear()  # Penalties need the last step's tokens first.
     engine_of(stage, loaded).generate([prompts[0][:9]], endless(5, presence_penalty=1))
     assert events == ["launch", "wait"] * 5
 
@@ -60,7 +60,7 @@ def test_only_an_answer_that_ends_by_itself_costs_a_step(stage, loaded, prompts,
 
 
 def test_pages_are_found_again_as_soon_as_in_the_plain_loop(loaded):
-    """After a single token, of which nothing is committed before its request has left; and one step after a prompt."""
+    """After a request for one token, which ends before anything is committed, and one step after a prompt."""
     once, twice = list(range(100, 200)), list(range(200, 300))
     found = []
     for engine in (load_engine("06")(loaded), engine_of("06", loaded)):

@@ -4,7 +4,7 @@ import pytest
 
 from common.sampling import SamplingParams
 
-MAX_TOKENS = 18  # of the reference's answers, `expected`. A page holds 16 tokens: each answer goes on in another one
+MAX_TOKENS = 18  # tokens of the answers in `expected`. A page holds 16 tokens, so each answer needs another page.
 GREEDY = SamplingParams(max_tokens=MAX_TOKENS)
 TOKEN_BYTES = 8192  # K and V of one token of the bundled model in float32
 

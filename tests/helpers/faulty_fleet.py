@@ -74,12 +74,12 @@ class FaultyFleet(fleet_module.LocalFleet):
         super().__init__(makers)
         self.workers = [self.begin(worker.engine) for worker in self.workers]
         self.mail = [[] for _ in makers]
-        self.reports = [deque([worker.hello()]) for worker in self.workers]  # or a Hello, or a Lost
-        self.greeted = [False] * len(makers)  # whether the router has heard of the present life
+        self.reports = [deque([worker.hello()]) for worker in self.workers]  # reports, Hello and Lost
+        self.greeted = [False] * len(makers)  # whether the router knows of the process that lives now
         self.hanging: set[int] = set()
         self.dead: set[int] = set()
         self.at_once = True  # every call of `events` delivers everything, and gives each worker a turn
-        self.heartbeats = False  # in each turn
+        self.heartbeats = False  # whether each turn sends one
 
     def begin(self, engine) -> worker_module.Worker:
         return worker_module.Worker(engine, SlowTransport(engine.scheduler))

@@ -20,7 +20,7 @@ LLAMA = ModelConfig(
 CONFIGS = {  # rows of 256: the blocks of Q4_K
     "llama": LLAMA,
     "qwen2": replace(LLAMA, qkv_bias=True),
-    "qwen3": replace(LLAMA, qk_norm=True, head_dim=128),  # which transformers takes if a file is silent
+    "qwen3": replace(LLAMA, qk_norm=True, head_dim=128),  # transformers assumes 128 if a file does not say it.
 }
 SIZES = {
     "block_count": 2, "context_length": 512, "embedding_length": 256, "feed_forward_length": 512,
@@ -67,7 +67,7 @@ def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -
         return gguf.quantize(0.2 * rng.standard_normal(shape, dtype=np.float32), gguf.GGMLQuantizationType[kind])
     values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
     blocks = rng.integers(0, 256, (shape[0] * shape[1] // values, size), dtype=np.uint8)
-    scales = blocks[:, -2:] if kind == "Q6_K" else blocks[:, :4]  # float16; anything might be infinite
+    scales = blocks[:, -2:] if kind == "Q6_K" else blocks[:, :4]  # float16: random bytes might be infinite
     scales[:] = np.full(scales.shape[1] // 2, 2e-4 if kind == "Q6_K" else 5e-4, np.float16).view(np.uint8)
     return blocks.reshape(shape[0], -1)
 

@@ -8,7 +8,7 @@ from common.learn.code import read_files, replaced
 from common.learn.patches import patched, read_hunks
 from common.stages import ROOT
 
-PATIENCE = 3  # times as many seconds for each milestone: the machine may be busy
+PATIENCE = 3  # times the seconds of each milestone, since the machine may be busy
 SOLUTIONS = ROOT / "workshop" / "solutions"
 
 

@@ -35,11 +35,11 @@ class Interruptions:
         def interrupted(*arguments):
             result = run(*arguments)
             self.at("behind run")
-            self.due, self.next = True, next(self.moments)  # also where a step does not come by that moment
+            self.due, self.next = True, next(self.moments)  # The next moment comes even if no step reaches this one.
             return result
 
         monkeypatch.setattr(engine, "run", interrupted)
-        holder = engine.model if isinstance(engine.model, Resolved) else engine  # the overlapped loop changes it
+        holder = engine.model if isinstance(engine.model, Resolved) else engine  # The overlapped loop wraps it.
         monkeypatch.setattr(holder, "model", Interrupted(holder.model, self.at, *MOMENTS[:2]))
         if hasattr(drafter := engine.drafter, "model"):
             monkeypatch.setattr(drafter, "model", Interrupted(drafter.model, self.at, MOMENTS[3]))

@@ -35,4 +35,4 @@ def shrink_measurements(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(token_budget, "KV_BYTES", 2**20)
     patch.setattr(pass_times, "SIZES", pass_times.SIZES[:3])
     patch.setattr(pass_times, "_known", WeakKeyDictionary())
-    freeze_loaded_objects()  # garbage is collected around each side and engine, which would take 0.2 s each time
+    freeze_loaded_objects()  # Otherwise each garbage collection around a side or an engine takes 0.2 s.

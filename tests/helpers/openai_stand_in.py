@@ -37,10 +37,10 @@ class StandIn:
         self.forget()
 
     def forget(self) -> None:
-        """Makes it as good as new for the next test."""
+        """Make it as good as new for the next test."""
         self.bodies: list[dict] = []
         self.most_open = 0
-        self.key: str | None = None  # without which the models are not listed
+        self.key: str | None = None  # The models are listed only with this key, if there is one.
         self.on_request = lambda count: None
 
     def app(self) -> FastAPI:

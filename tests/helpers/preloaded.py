@@ -8,4 +8,4 @@ from common.process import freeze_loaded_objects
 
 torch.set_num_threads(1)  # threads do not survive a fork
 load_draft_model("auto", bundled())
-freeze_loaded_objects()  # or the collector of each process would copy what it looks at
+freeze_loaded_objects()  # Otherwise garbage collection in each process copies the memory that it visits.

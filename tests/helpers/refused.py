@@ -34,7 +34,7 @@ def assert_refused(client: httpx.Client, place: str, row: list[str]) -> None:
     """The answer is one short sentence, which quotes little of what the client sent."""
     (method, path), (body, says, *param) = place.split(), row
     if body.startswith('"'):
-        body = f"{{{TABLE[place]['good']}, {body}}}"  # of two fields of one name the last counts
+        body = f"{{{TABLE[place]['good']}, {body}}}"  # Of two fields with one name the last counts.
     for word, text in STANDS_FOR.items():
         body = body.replace(word, text)
     answer = client.request(method, path, content=body.encode().replace(b"BYTE", b"\xff"))

@@ -27,7 +27,7 @@ def machine_test(machine: type[RuleBasedStateMachine], examples: int, steps: int
 
 
 def assert_paid(scheduler, chunks: list) -> None:
-    """Assert that a step spends its budget, or where the decodes take more an eighth beside them, and one token."""
+    """Assert that a step costs at most its budget, or its decodes and an eighth of the budget, and one token more."""
     tokens = [len(chunk.token_ids) + getattr(chunk, "room", 0) for chunk in chunks]  # and draft tokens, from 07 on
     assert sum(tokens) <= scheduler.token_budget
     price = scheduler.price
@@ -158,7 +158,7 @@ class PagedMachine(SchedulerMachine):
     def schedule(self):
         decoding = {sequence for sequence in self.scheduler.running.values() if sequence.remaining == 1}
         chunks = super().schedule()
-        late = [chunk.sequence not in decoding for chunk in chunks]  # what returns may also lack one token
+        late = [chunk.sequence not in decoding for chunk in chunks]  # A preempted request may lack one token, too.
         assert late == sorted(late), "decodes come first"
         return chunks
 
@@ -179,5 +179,5 @@ class PagedMachine(SchedulerMachine):
 
     def teardown(self):
         super().teardown()
-        available = getattr(self.allocator, "available", len(self.allocator.free))  # in a tree, too, from 06 on
+        available = getattr(self.allocator, "available", len(self.allocator.free))  # from 06 on, those in a tree, too
         assert available == self.allocator.num_pages, "without requests, every page is available"

@@ -155,7 +155,7 @@ def behind_messages(build: Callable, engine) -> Iterator:
     here, there = Pipe()
 
     def run() -> None:
-        with there, suppress(BaseException):  # the server tells
+        with there, suppress(BaseException):  # The server reports the failure.
             Steps(engine, there).run()
 
     steps = threading.Thread(target=run, name="engine")

@@ -34,7 +34,7 @@ def watching(stage: str, loaded, *options: str, **engine_options) -> Iterator:
                 yield server
             finally:
                 server.watched.pace.ask("resume")
-                server.engine_thread.deadline = 0  # no test waits for what it has left open
+                server.engine_thread.deadline = 0  # No test waits for requests that it has left open.
     finally:
         engine.close()
 
@@ -79,7 +79,7 @@ class Page:
             self.errors.append(told.text)
 
     def has(self, expression: str) -> None:
-        """Wait for a minute until a JavaScript expression is true. The page's policy forbids `eval` to it."""
+        """Wait until a JavaScript expression is true (60 s). The page forbids the `eval` of Playwright's wait."""
         for _ in range(1200):
             if self.page.evaluate(f"Boolean({expression})"):
                 return

@@ -217,7 +217,7 @@ class FleetWithProcesses(FaultyFleet):
 
     def begin(self, engine):
         worker = super().begin(engine)
-        hello, process = worker.hello, subprocess.Popen("cat", stdin=subprocess.PIPE)  # which waits
+        hello, process = worker.hello, subprocess.Popen("cat", stdin=subprocess.PIPE)  # `cat` waits for input.
         worker.process, worker.hello = process, lambda: hello()._replace(process=process.pid)
         return worker
 
@@ -240,7 +240,7 @@ def test_a_killed_workers_stream_goes_on(loaded, page_of, monkeypatch):
     with watching("08", loaded, kv_memory="16M", num_draft_tokens=0) as server:
         page, fleet = page_of(server.page_url), server.engine.fleet
         assert page.is_hidden("text=Pause"), "workers have loops of their own"
-        for _ in range(30):  # of the router: not enough for the whole answer
+        for _ in range(30):  # steps of the router: too few for the whole answer
             server.watched.pace.ask("step")
         page.send(prompt, tokens)
         page.has(f"{STORE}.requests.get(0)?.tokens.length > 10")

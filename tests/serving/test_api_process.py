@@ -117,7 +117,7 @@ def test_what_can_never_run_is_refused_here_or_ends_with_an_error(remote, monkey
     with pytest.raises(InvalidInput, match="400 tokens, and the cache has room for 128"):
         api.add([5] * 300, SamplingParams(max_tokens=100))
 
-    scored = PromptLogprobs(api).add([5] * 300, PromptLogprobsParams(logprobs=1))  # beside the cache
+    scored = PromptLogprobs(api).add([5] * 300, PromptLogprobsParams(logprobs=1))  # Scoring uses no room of the cache.
     while not scored.finished:
         step()
     assert len(scored.logprobs) == 300 and scored.finish_reason == "length"

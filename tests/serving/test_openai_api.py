@@ -137,7 +137,7 @@ def test_a_stream_has_a_chunk_for_every_so_many_tokens(loaded, expect, apart):
             assert "".join(event["text"] for event in events) == expected.text
             assert [token for event in events for token in event["token_ids"]] == expected.token_ids
             first, *others = [len(event["token_ids"]) for event in events]
-            if "seed" not in params and not apart:  # only whole characters
+            if "seed" not in params and not apart:  # Greedy text has only whole characters.
                 assert first == 1 and set(others[:-1]) <= {4}
             assert all(count >= 4 for count in others[:-1]) and (apart or sum(others[-1:]) <= 4)
         service.hang_up_after(ENDLESS)
@@ -223,7 +223,7 @@ def test_tokens_have_the_texts_of_their_places(loaded, prompt, first):
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
 def test_prompt_logprobs_as_evaluation_harnesses_request_them(service, expect, prompts, max_tokens):
-    """Those that the engine gives for the same tokens as output, to which a bias forces it."""
+    """They are those that the engine gives for the same tokens as output, which a bias forces it to draw."""
     prompt = prompts[4][:20]  # more than a slice of the answer
     answer = complete(service, [prompt, prompt[:7]], max_tokens=max_tokens, echo=True, logprobs=1, seed=1)
     for choice, ids in zip(answer.choices, (prompt, prompt[:7]), strict=True):

@@ -35,7 +35,7 @@ def test_metrics(loaded, apart):
     zero = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total")
     completed = [name for name in metrics.HISTOGRAMS if name.startswith(("e2e", "request"))]
     shown = dict.fromkeys([*zero, "request_success_total error"], 0) | {f"{name}_count": 2 for name in completed}
-    shown |= {"time_to_first_token_seconds_count": 3, "request_queue_time_seconds_count": 3}  # of an aborted one, too
+    shown |= {"time_to_first_token_seconds_count": 3, "request_queue_time_seconds_count": 3}  # with the aborted one
     shown |= {"request_success_total length": 2, "request_success_total abort": 1, "prefix_cache_hits_total": 32}
     shown |= {"request_prompt_tokens_sum": 80, "request_generation_tokens_sum": 10}
     assert {name: values.get(name) for name in shown} == shown
@@ -105,7 +105,7 @@ def test_arrival_is_when_the_server_receives_the_request(loaded):
         first = pool.submit(service.post, prompt="a", max_tokens=2, ignore_eos=True)
         wait_until(lambda: engine.requests)
         engine.allow(1)
-        wait_until(lambda: engine.trace.steps == 1)  # and the thread is in its second step, which waits
+        wait_until(lambda: engine.trace.steps == 1)  # The thread is in its second step, which waits.
         second = pool.submit(service.post, prompt="b", max_tokens=1)
         wait_until(lambda: len(service.thread._open) == 2)
         time.sleep(0.5)

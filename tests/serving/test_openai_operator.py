@@ -16,7 +16,7 @@ def test_a_refused_request_is_logged_with_its_reason(loaded, caplog):
         assert not access.isEnabledFor(logging.INFO)
     with openai_server("03", loaded, "--log-level", "info", "--served-model-name", "gpt") as service:
         assert access.isEnabledFor(logging.INFO)
-        errors.addHandler(caplog.handler)  # uvicorn's own lead to stderr alone
+        errors.addHandler(caplog.handler)  # uvicorn's own handlers write only to stderr.
         service.post("/generate", prompt="a", temperature=-1)
         service.post(model="other", prompt="a")
         service.get("/nothing%1b[31m")

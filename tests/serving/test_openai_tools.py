@@ -39,7 +39,7 @@ def ask(service, text: str, messages=QUESTION, **fields) -> tuple[str | None, li
 
 
 INNER = '{"path": {"name": "look", "arguments": {"path": "}\\n</tool_call>"}}}'
-SAID = {  # a text, its content and its calls
+SAID = {  # what the model says: the calls in it
     'Never run {"name": "look", "arguments": {"path": "/"}}, I refuse.': [],
     f'\n{{"name": "look", "arguments": {INNER}}}\n</tool_call> <tool': [],
     written(INNER): [f"look({INNER})"],

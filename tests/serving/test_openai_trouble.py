@@ -32,7 +32,7 @@ def test_a_body_is_json_whatever_it_is_declared_as_unless_it_comes_from_a_web_pa
         ({"Content-Type": "application/x-www-form-urlencoded"}, False),
         (page, True),
         (page | {"Content-Type": "text/plain"}, True),
-        (page | {"Content-Type": "application/json"}, False),  # a browser asks first
+        (page | {"Content-Type": "application/json"}, False),  # For JSON a browser asks the server first.
     ):
         answer = httpx.post(f"{service.url}{path}", content=content, headers=headers)
         assert answer.status_code == (415 if refused else 200)

@@ -82,7 +82,7 @@ def test_health_waits_for_no_answer_and_survives_its_end(client, engine, monkeyp
     assert all(answer.json()["status"] == "ok" for answer in answers)
 
 
-@pytest.mark.parametrize("error", [RuntimeError, ValueError])  # one is the client's only if it is an InvalidInput
+@pytest.mark.parametrize("error", [RuntimeError, ValueError])  # Only an InvalidInput is the client's fault.
 def test_an_engine_that_fails_is_a_json_error_and_leaves_nothing(client, engine, monkeypatch, error):
     monkeypatch.setattr(engine, "step", Mock(side_effect=error("out of memory, say")))
     answer = client.post("/generate", json={"prompt": STORY})

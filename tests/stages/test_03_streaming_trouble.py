@@ -93,7 +93,7 @@ def test_when_the_engine_fails_every_client_gets_an_error(engine, failure, apart
         streams += [pool.submit(service.stream, **LONG)]
         answers = [pool.submit(service.post, **LONG)]
         service.wait_for_requests(3)
-        while len(engine.requests) < 3:  # it takes those whose prompts are tokenized, between two steps
+        while len(engine.requests) < 3:  # Between two steps it takes requests whose prompts are tokenized.
             engine.allow(1)
             wait_until(engine.waits)
         answers += [pool.submit(service.post, **LONG)]
@@ -134,7 +134,7 @@ def test_an_engine_that_fails_while_a_prompt_is_tokenized(engine, monkeypatch, c
 # ---- The program ----
 
 
-@pytest.mark.usefixtures("ctrl_c")  # or a program that is started in the background would ignore it
+@pytest.mark.usefixtures("ctrl_c")  # Otherwise a program started in the background ignores SIGINT.
 @pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
 def test_the_program_ends_with_a_status_when_its_answers_are_complete(sent, status, apart):
     command = [sys.executable, stage_folder("03") / "main.py", "--serve", "--port", "0", *["--api-process"] * apart]

@@ -57,7 +57,7 @@ def test_room_for_draft_tokens(stage):
     )
     for prompt, drafter, wanted in cases:
         both = stage.scheduler.Scheduler(4, 12, 20, 4, stage.speculation.Speculation(8))
-        both._reuse = lambda sequence: None  # to be written for the next milestone; nothing is shared here
+        both._reuse = lambda sequence: None  # The next milestone writes it; nothing is shared here.
         decoding(stage, both, "A", [1, 2, 3, 4, 5])
         both.add(make_request("P", 40, 3))
         if prompt == "has begun":
@@ -91,7 +91,7 @@ def test_what_counts_as_computed(stage):
     for said, (draft, accepted, gained) in cases.items():
         a = decoding(stage, scheduler, "A", [len(judged), 11, 12, 13, 14, 15], draft_computed=6)
         scheduler.allocator.extend(a.page_table, 12)
-        run = 6 + len(draft)  # by the draft model: all but the last of its own
+        run = 6 + len(draft)  # The draft model has run all but the last of its own tokens.
         one = chunk(stage, a, 6, 7, room=len(draft), draft=Draft(draft, accepted=accepted, computed=run))
         for token in gained:
             a.request.append(token)

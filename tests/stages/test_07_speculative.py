@@ -27,7 +27,7 @@ Engine = engine_module.Engine
 
 
 def test_a_step_copies_no_output():
-    """A range stands for a long one: to put draft tokens behind it is an error. Penalties alone read all of it."""
+    """A range stands for a long output: appending draft tokens to it is an error. Only penalties read all of it."""
     request, draft = make_request("a", [1], 5000), verification.Draft([5, 6])
     request.token_ids = range(4000)
     [gained] = verification.verify(torch.eye(8)[5:], [request], [draft])
@@ -41,7 +41,7 @@ def test_a_step_copies_no_output():
 def test_lookup_finds_the_last_occurrence_of_the_longest_run(tokens, shortest, more):
     index = drafter_module.NgramIndex(shortest, shortest + more)
     for length in range(1, len(tokens) + 1):
-        text, wanted = tokens[:length], 0  # of which the index has all but the last
+        text, wanted = tokens[:length], 0  # The index holds all tokens but the last.
         for n in range(shortest + more, shortest - 1, -1):
             ends = [end for end in range(n, length) if text[end - n : end] == text[-n:]]
             if ends:
@@ -154,7 +154,7 @@ def test_no_equal_number_for_all_is_better(rates, per_pass, per_token, draft):
     chosen = tokens_per_second(adaptive_module.best_counts(rates, price))
     assert chosen >= tokens_per_second([0] * len(rates)) * (1 - 1e-6)
     others = range(1, 9) if len(set(rates)) == 1 else []
-    little = adaptive_module.MIN_GAIN**2  # no gain that is so small has to be taken
+    little = adaptive_module.MIN_GAIN**2  # Gains this small need not be taken.
     assert all(chosen * little >= tokens_per_second([k] * len(rates)) * (1 - 1e-6) for k in others)
 
 

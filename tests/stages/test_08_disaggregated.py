@@ -32,7 +32,7 @@ def test_what_decode_has_already_does_not_travel(loaded, int8, token_bytes):
 def test_the_draft_models_pages_travel_too(loaded, prompts):
     """Otherwise it would have to read every prompt again, or guess without having read it.
 
-    In the pages of a turn before, which do not travel again, what has not been computed is.
+    Pages of an earlier turn do not travel again: what the draft model lacks in them, it computes.
     """
     together, apart = WorkerEngine(loaded, num_draft_tokens=3), Engine(loaded, num_draft_tokens=3)
     decode = apart.fleet.workers[1].engine

@@ -20,7 +20,7 @@ routing = load_stage_module("08", "routing")
 
 Engine = load_engine("08")
 POOL = {"kv_memory": "64M", "max_running": 16, "token_budget": 128, "num_draft_tokens": 0}  # slow enough to be killed
-SECONDS = 60.0  # for anything to happen
+SECONDS = 60.0  # the longest wait for anything
 pytestmark = pytest.mark.ray
 
 
@@ -46,9 +46,9 @@ def all_there(request):
 
 
 def settle(engine) -> None:
-    """Wait until no worker holds anything, and the router has read what there is to say of what it held."""
+    """Wait until no worker holds anything, and the router has read all reports about it."""
     told = [handle.stats for handle in engine.handles]
-    until(  # heartbeats from now on, of workers that have read all their mail
+    until(  # Each worker has read all its mail, and has sent a heartbeat since now.
         engine,
         lambda: all(each.stats is not last and not each.probe for each, last in zip(engine.handles, told, strict=True)),
     )
@@ -59,7 +59,7 @@ def until(engine, condition) -> None:
     give_up = time.monotonic() + SECONDS
     while not condition():
         if not engine.step():
-            time.sleep(0.01)  # for the workers, which may share a core with this process
+            time.sleep(0.01)  # The workers may share a core with this process.
         assert time.monotonic() < give_up, (engine.stats(), [flight.phase for flight in engine.flights.values()])
 
 
@@ -116,7 +116,7 @@ def test_two_hundred_handovers_are_right_and_who_leaves_frees_pages_in_both_proc
     for request in leaving:
         engine.abort(request.request_id)
     assert engine.step() == []
-    settle(engine)  # pages of those that left may still arrive, which counts as a handoff
+    settle(engine)  # Pages of aborted requests may still arrive, and count as a handoff.
     prompts = [[*range(100 + 40 * n, 160 + 41 * n)] for n in range(8)]
     right = [reference.generate(prompt, 3, ignore_eos=True) for prompt in prompts]
     handed, failed = engine.handoffs, engine.failed_transfers
@@ -132,7 +132,7 @@ def test_pages_travel_through_rays_object_store_where_there_is_no_nixl(engine):
     receiver.register([torch.zeros_like(pool) for pool in sender.pools])
     sent, told = [pool.clone() for pool in sender.pools], []
     ticket = sender.send("a", [7, 2, 5])
-    sender.pools[0].zero_()  # an object does not change
+    sender.pools[0].zero_()  # Ray's object does not change.
     transfer = receiver.receive(ticket, 1, [3, 4], lambda: told.append("arrived"))
     transfer.wait(SECONDS)
     assert transfer.done() and told and transfer.bytes == sum(2 * pool[0].nbytes for pool in sender.pools)

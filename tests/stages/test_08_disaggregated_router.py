@@ -52,12 +52,12 @@ class RouterMachine(RuleBasedStateMachine):
         self.decode = [number for number, handle in enumerate(self.router.handles) if handle.role != "prefill"]
         self.fleet.at_once = False
         self.open = {}
-        self.cached = {}  # tokens of a prompt that were found cached, as they were first told
+        self.cached = {}  # by request: its cached tokens, as first reported
         self.disturbed = set()  # workers whose messages were lost, repeated or delayed
 
     @initialize(calm=st.booleans(), price=PRICES)
     def begin(self, calm, price):
-        """price: of the workers that are there at first; one that begins again counts tokens."""
+        """price: of the first workers. Those that replace them have the default price, which counts tokens."""
         self.calm = calm
         for worker in self.fleet.workers:
             worker.scheduler.price = price
@@ -114,7 +114,7 @@ class RouterMachine(RuleBasedStateMachine):
 
     @rule(rounds=st.integers(1, 3))
     def go_on(self, rounds):
-        """All workers, and the router: in turns of single workers pages hardly ever travel. It ends when some do."""
+        """Let all workers and the router take turns until pages travel: with single workers that is very rare."""
         for _ in range(rounds):
             for number in range(4):
                 self.fleet.turn(number)
@@ -234,7 +234,7 @@ def test_replicas_share_prompts_by_what_they_have_cached_and_have_to_do():
 
 
 def test_a_request_that_gets_on_does_not_end_however_many_workers_die_under_it():
-    """Whoever has had a token since the last death is not to blame."""
+    """A request that has gained a token since the last death is not to blame."""
     router, fleet = fleet_without_model(0, 0, replicas=2, pages=100)
     requests = [router.add([n, 2, 3], endless(30)) for n in range(2)]
     for _ in range(2 * router_module.MAX_DEATHS):

@@ -35,7 +35,7 @@ def test_without_workers_clients_are_told_with_503(loaded, apart, monkeypatch, c
         for path, stream in [("/v1/completions", False), ("/v1/completions", True), ("/generate", False)]:
             body = {"prompt": "Once upon a time", "max_tokens": 20, "ignore_eos": True, "stream": stream}
             caplog.clear()
-            engine.fleet.hanging, before = {1}, engine.stats()["generated_tokens"]  # the first token comes
+            engine.fleet.hanging, before = {1}, engine.stats()["generated_tokens"]  # The first token still comes.
             asked = pool.submit(httpx.post, f"{service.url}{path}", json=body, timeout=30)
             wait_until(lambda before=before: engine.stats()["generated_tokens"] > before)
             engine.fleet.die(0, returns=False)
@@ -128,7 +128,7 @@ def test_the_command_serves_on(tmp_path):
         ask_until(lambda: figures_of(url)["handoffs_total"] > 2)
         os.kill(int(re.search(r"worker 0 \(prefill\) is up, process (\d+)", path.read_text())[1]), signal.SIGKILL)
         ask_until(is_missing)
-        # None is handed over while a decode worker stands in for prefill.
+        # No request is handed over while a decode worker stands in for prefill.
         ask_until(lambda: figures_of(url)["handoffs_total"] > 10 and httpx.get(f"{url}/health").status_code == 200)
         figures, said = figures_of(url), path.read_text()
         assert [figures[f"{name}_up"] for name in ("prefill_workers", "decode_workers")] == [1, 1]

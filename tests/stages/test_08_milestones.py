@@ -326,7 +326,7 @@ def test_losses_cost_time_and_no_token(stage):
         stats = engine.stats()
         counts = [stats["workers_lost"], stats["failed_transfers"], stats["requests_resumed"] > 0]
         wanted = [int(lost.endswith("worker")), int(lost == "transfer"), lost in ("decode worker", "mail", "report")]
-        if lost != "prefill worker":  # what it had done already decides whether any begins again
+        if lost != "prefill worker":  # Its progress decides whether any request begins again.
             expect_rows(f"a lost {lost}: workers_lost, failed_transfers, any resumed", counts, wanted)
     engine = make_fleet_engine(stage, wait_seconds=0.0)
     engine.fleet.die(1, returns=False)

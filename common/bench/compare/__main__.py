@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-import jinja2  # Flask needs it, and so does torch
+import jinja2  # It comes with Flask, and with torch.
 
 from common.errors import counted
 from common.terminal import note, parser_of, run_to_end
@@ -25,7 +25,7 @@ from .drawing import draw
 from .panels import OVER_FIRST, Group, figures_of
 from .sources import HERE, JUDGE, Results, collect
 
-MIN_DRIFT = 1.1  # slowest over fastest of the reference product, from which on it is said at the top
+MIN_DRIFT = 1.1  # slowest over fastest of the reference product: above it, the page reports the drift at its top
 SETS = {"quick": "the quick benchmark", "full": "the whole benchmark", "gpu": "the GPU benchmark"}
 SETS |= {"large": "the whole benchmark, with the sizes for a real model", "large-quick": SETS["quick"]}
 SETS |= {JUDGE: "the capstone"}

@@ -31,17 +31,17 @@ STORY = {
     "07": ("speculative decoding", "tokens/s, one client"),
     "08": ("disaggregation", "p99 gap, long prompts"),
 }
-OVER_FIRST = {"over_first": "Times stage 01"}  # a metric, as METRICS has others
+OVER_FIRST = {"over_first": "Times stage 01"}  # one more metric beside METRICS
 TINTS = [plots.COLORS[stage] for stage in ("04", "01", "05", "06", "03", "02", "07", "08")]  # of machines
 
 MIN_CLASS = 4  # machines: among fewer, none can be called the odd one
 ODD_DEVIATIONS = 4.5  # median absolute deviations from the median, in logarithms: three standard deviations
-MIN_ODD_FACTOR = 1.33  # a class that agrees to the percent has odd ones only beyond this factor of the median
-FACTS = {  # what most of the machines have, and one may not
+MIN_ODD_FACTOR = 1.33  # factor of the median: nearer machines are not odd, even in a class that agrees to the percent
+FACTS = {  # facts in which a machine may differ from most others
     "cpu_cores": "CPU cores", "torch_threads": "threads", "gpu": "GPU", "dtype": "dtype", "torch": "torch",
     "commit": "commit",
 }  # fmt: skip
-CLEAR_FACTOR = 1.3  # of a rate to the median, from which on it is worth a word
+CLEAR_FACTOR = 1.3  # A rate is named if it is above the median by more than this factor, or below it.
 Figure = dict[str, Any]
 
 
@@ -145,7 +145,7 @@ def with_median(columns: list[Column]) -> list[Column]:
 
 def gains(group: Group) -> Panel:
     names = {name for results in group.members for name in results.entries} - {COURSE}
-    names = sorted(name for name in names if name[:2] != "01")  # it has none before it
+    names = sorted(name for name in names if name[:2] != "01")  # Stage 01 has no stage before it.
     columns = [
         Column(results.label, group.tints[results.label], [gain(results.entries.get(name)) for name in names])
         for results in group.members

@@ -26,8 +26,8 @@ COMMITTED = ROOT / "common" / "bench" / "results"
 SPREAD = ("median", "min", "max")
 METRICS = {"tokens_per_second": "Output tokens/s", "ttft_ms": "First token, ms", "tpot_ms": "Output token, ms"}
 RATES = ("copy_bytes_per_second", "matmul_flops_per_second")
-FACTS = ("dtype", "python", "torch", "transformers", "commit", "date", *RATES)  # beside what names a machine's group
-# Sizes that change nothing of the work: a judgement, measurements beside it that older files have.
+FACTS = ("dtype", "python", "torch", "transformers", "commit", "date", *RATES)  # required beside those of `group`
+# Sizes that do not change the work: what a result is judged by, and extra measurements in older files.
 NOTED = {"objectives", "read_bytes", "bookkeeping_batches", "large_model"}
 
 
@@ -84,7 +84,7 @@ def collect(paths: Sequence[Path]) -> tuple[list[Results], list[str]]:
 
 
 def results_files(folder: Path) -> list[Path]:
-    """Return all JSON files but the documents of single benchmarks, of which results files have what is compared."""
+    """Return all JSON files except documents of single benchmarks: results files hold what is compared of them."""
     return [path for path in sorted(folder.glob("*.json")) if not is_document(read_json(path))]
 
 
@@ -148,7 +148,7 @@ def without_copies(found: Sequence[Results], refused: list[str]) -> list[Results
 
 
 def numbered(found: Sequence[Results]) -> list[Results]:
-    """Number all but the first of those that have one label, as their files have, in a group."""
+    """Number all but the first of the results in a group whose files have the same name, and so the same label."""
     counts, named = Counter(), []
     for results in found:
         counts[key := (results.group, results.label)] += 1
@@ -163,7 +163,7 @@ def keep_comparable(found: Sequence[Results], refused: list[str]) -> list[Result
         group, entries = [each for each in found if each.group == results.group], {}
         for name, entry in results.entries.items():
             works = [work_of(each.entries[name]) for each in group if name in each.entries]
-            mine, usual = work_of(entry), max(works, key=works.count)  # of several the first
+            mine, usual = work_of(entry), max(works, key=works.count)  # The first wins a tie.
             if differs := [size for size in mine | usual if mine.get(size) != usual.get(size)]:
                 what = f"{name} is left out, which measured other work: another {', '.join(differs)}"
                 refused.append(f"{results.path}: {what}")

@@ -51,7 +51,7 @@ def openvino(order: dict) -> Generate:
     from openvino import Tensor
 
     scheduler = openvino_genai.SchedulerConfig()
-    scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.cache_size = 2048, 64, 2  # GB
+    scheduler.max_num_batched_tokens, scheduler.max_num_seqs, scheduler.cache_size = 2048, 64, 2  # cache_size: GB
     scheduler.enable_prefix_caching = False
     pipeline = openvino_genai.LLMPipeline(order["model"], "CPU", scheduler_config=scheduler)
     config = openvino_genai.GenerationConfig()
@@ -72,7 +72,7 @@ def transformers(order: dict) -> Generate:
 
     dtype = getattr(torch, order["dtype"])
     model = AutoModelForCausalLM.from_pretrained(order["model"], dtype=dtype, attn_implementation="sdpa").eval()
-    # Without max_requests_per_batch it is what the first call has.
+    # By default max_requests_per_batch is the number of requests in the first call.
     most = {"max_batch_tokens": 2048, "max_requests_per_batch": len(order["warm_up"][-1])}
     batching = ContinuousBatchingConfig(allow_block_sharing=False, num_blocks=256, **most)
 
@@ -108,7 +108,7 @@ def measure(order: dict) -> dict:
 
 
 def without_folders(paths: str) -> str:
-    """Return the names of files in a list of paths, or what is no path as it is: results are published."""
+    """Return a list of paths without their folders, since results are published; other text stays as it is."""
     return " ".join(map(os.path.basename, paths.split(":")))
 
 
@@ -116,7 +116,7 @@ def rate(generate: Generate, load: list, tokens: int) -> tuple[float, float]:
     """Return prompt and decode tokens per second of a number of requests at once; `load` has pairs of such prompts.
 
     The answers to the first of a pair have one token: they take as long as the prompts do. Those to the second have
-    `tokens`, and what they take longer is decoding. No prompt is asked twice. The medians of the pairs' times count.
+    `tokens`, and the extra time is decoding. No prompt is asked twice. The medians of the pairs' times count.
     """
     seconds = []
     for first, whole in load:

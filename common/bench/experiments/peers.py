@@ -45,7 +45,7 @@ OURS, HTTP = "stage 06", "over HTTP"
 SPREAD = ("median", "min", "max")
 
 
-FILE = read_toml(Path(__file__).with_suffix(".toml"))  # with what each field of these two is
+FILE = read_toml(Path(__file__).with_suffix(".toml"))  # It explains the fields of Case and Peer.
 OBJECTIVES, OVER_HTTP = FILE["objectives"], FILE["over_http"]
 
 
@@ -105,7 +105,7 @@ def fields(peer: Peer, case: str) -> dict[str, str]:
         "dtype": given.dtype,
         "quantization": given.quantization,
         "bin": home / "bin",
-        "python": home / "bin" / "python" if peer.home else Path(sys.executable),  # an environment's is a link
+        "python": home / "bin" / "python" if peer.home else Path(sys.executable),  # In an environment it stays a link.
         "main": stage_folder("06") / "main.py",
         "cores": usable_cores(),
         "cpus": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
@@ -220,7 +220,7 @@ def measure_http(settings: Settings, sizes: dict, name: str, case: str) -> Figur
 
     with serving(words(peer.server, found), f"{name}'s server", variables(peer, found)) as url:
         target = find_target(url, Job(next(prompts), 8), Target())
-        ask(sizes["closed"][-1][0], concurrency=sizes["closed"][-1][0])  # a warm-up, as is the next
+        ask(sizes["closed"][-1][0], concurrency=sizes["closed"][-1][0])  # This call and the next are warm-ups.
         ask(round(sizes["open"][-1] * sizes["seconds"]), rate=sizes["open"][-1])
         return {
             "closed": [ask(count, concurrency=clients) for clients, count in sizes["closed"]],
@@ -313,7 +313,7 @@ def draw(document: dict, png: Path) -> None:
                     bars,
                     {name: plots.COLORS.get(peer.tint, peer.tint) for name, peer in PEERS.items()},
                 )
-                panel.set_ylim(top=1.4 * panel.get_ylim()[1])  # above the bars is room for the legend
+                panel.set_ylim(top=1.4 * panel.get_ylim()[1])  # leaves room for the legend above the bars
                 panel.legend(frameon=False, fontsize=9)
             plots.axes(panel, "requests at once", "percent of the ceiling", case)
 

@@ -37,8 +37,8 @@ STAGE = "06"
 Kernel = tuple[str, float, float]  # name, start, end, in seconds
 MAX_KERNELS = 30  # in a table
 SMALLEST_KERNEL = 2e-6  # seconds of a launch, at least
-HOST_SECONDS = 4e-3  # of a step of 256 requests: at most
-KERNELS = {  # in the names of kernels, by the part of a step that they belong to
+HOST_SECONDS = 4e-3  # Python's time for a step of 256 requests, at most
+KERNELS = {  # what kernels' names contain, by the part of a step that the kernels belong to
     "attention": ("decode_kernel",),
     "products": ("gemm", "gemv", "nvjet", "cutlass", "xmma", "splitkreduce", "few_rows_kernel"),
     "small kernels": ("add_norm_kernel", "norm_rotate_kernel", "silu_mul_kernel", "write_kernel"),
@@ -142,7 +142,7 @@ def measure(graphs: bool, overlap: bool) -> Callable[[Settings, dict], Figures]:
         except ValueError as reason:
             raise Unavailable(str(reason)) from reason
         tokens = sizes["context"] + 3 * sizes["steps"]  # of each request, at most
-        room = engine.stats()["kv_tokens_capacity"]  # what does not fit into it has no figures
+        room = engine.stats()["kv_tokens_capacity"]  # A batch that does not fit has no figures.
         none: Figures = {"ms": {}, "kernels": []}
         steps = [measure_step(engine, B, *size) if B * tokens <= room else none for B in batches]
         del engine

@@ -26,7 +26,7 @@ from common.model import ModelConfig
 from common.process import freeze_loaded_objects
 from common.sampling import SamplingParams
 
-PRODUCTS_SHARE = 0.7  # of the rate of large products: what those of prompts reach
+PRODUCTS_SHARE = 0.7  # of the rate of large products: products of prompts reach it
 SHOWN = ("tokens_per_second", "share_of_floor", "seconds", "floor_seconds", "steps", "preemptions", "made_seconds")
 known_ceilings = cache(ceilings)
 
@@ -62,7 +62,7 @@ def measure(stage: str, which: str = "model", **options) -> Callable[[Settings, 
         engine = engine_of(stage, loaded, max_running=len(prompts), **options)
         engine.generate([[7] * 20] * 2, SamplingParams(max_tokens=4, ignore_eos=True))
         before, begun = engine.trace.steps, time.perf_counter()
-        freeze_loaded_objects()  # a visit of all objects takes 0.2 s
+        freeze_loaded_objects()  # Otherwise a full garbage collection takes 0.2 s.
         params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=count) for count in answers]
         start = time.perf_counter()
         engine.generate(prompts, params)

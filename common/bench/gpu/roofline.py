@@ -17,7 +17,7 @@ from common.loader.device import DTYPES
 from common.model import ModelConfig
 from common.terminal import parser_of, run_to_end
 
-SIZES = BENCHMARK.sizes["full"]  # of the steps that were measured
+SIZES = BENCHMARK.sizes["full"]  # sizes of the measured steps
 REQUESTS = [2**i for i in range(10)]
 CARDS = {  # bytes and FLOPs per second, of products in bfloat16 without sparsity
     "h200": ("NVIDIA H200", 4.8e12, 989e12),

@@ -38,7 +38,7 @@ ALLOWED = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # re
 
 
 class Case(NamedTuple):
-    """One row: functions with the same arguments and results; the first is the definition of those by Triton."""
+    """One row: functions with the same arguments and results; the first defines what those by Triton must return."""
 
     operation: str
     tokens: int  # in the step
@@ -58,7 +58,7 @@ def measure_times(settings: Settings, sizes: dict) -> Figures:
             found, where = times_of(case, device, sizes["samples"]), f"{model}, {case.tokens}, "
             row = {"model": model, "operation": case.operation, "tokens": case.tokens}
             rows.append(row | {"floor_us": 1e6 * case.nbytes / rates["copy_bytes_per_second"]} | found)
-            own = next(name for name in case.variants if name.startswith("triton"))  # others need not fit on the chip
+            own = next(name for name in case.variants if name.startswith("triton"))  # Other tiles may be too large.
             wrong += [f"{where}{own}: {found['missing'][own]}"] if own in found["missing"] else []
             wrong += [f"{where}{name}: error {x:.1e}" for name, x in found["errors"].items() if not x <= ALLOWED[dtype]]
     return rates | {"rows": rows, "wrong": wrong}
@@ -77,7 +77,7 @@ def times_of(case: Case, device: torch.device, samples: int) -> dict[str, dict]:
             function = make()
             found = function(*inputs[0])
             expected = found if expected is None else expected
-            if name.startswith("triton"):  # with pages of another size, a request of `flash` has other tokens
+            if name.startswith("triton"):  # Pages of `flash` have another size, so its requests have other tokens.
                 errors[name] = ((found.double() - expected.double()).norm() / expected.double().norm()).item()
             times[name] = 1e6 * median_seconds(function, device, inputs, graph=case.graph, repeats=samples)
         except Exception as error:  # Triton and PyTorch have exceptions of many classes for what they cannot run

@@ -67,7 +67,7 @@ def told(runs: dict[str, tuple[int, str]]) -> Figures:
 def run_pytest(*arguments: object) -> tuple[int, str]:
     """Run pytest in a process of its own; return its status and what it has printed."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(CORES), "COLUMNS": "300"}  # lines that are not cut
+    environment = {**os.environ, "OMP_NUM_THREADS": str(CORES), "COLUMNS": "300"}  # COLUMNS: no line is cut
     command += map(str, arguments)
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     return done.returncode, (done.stdout.strip() or done.stderr.strip()).replace(f"{ROOT}{os.sep}", "")

@@ -39,7 +39,7 @@ WORK = {  # what is drawn: its row, and its colour
     "Python": (1, plots.TEXT),
     "waiting": (1, plots.GRID),
 }
-Span = tuple[str, float, float]  # of WORK; start and end in seconds
+Span = tuple[str, float, float]  # a name in WORK, start and end in seconds
 
 
 def recorded(engine: BaseEngine, requests: int, context: int, trace: Path) -> list[Span]:
@@ -61,7 +61,7 @@ def recorded(engine: BaseEngine, requests: int, context: int, trace: Path) -> li
     spans = []
     for event in profiler.events():
         on_host = event.device_type == torch.autograd.DeviceType.CPU
-        if on_host == (event.name in WORK):  # on a GPU a mark of that name lies around the kernels
+        if on_host == (event.name in WORK):  # A GPU's event with such a name is a mark around kernels.
             name = event.name if on_host else part_of(event.name)
             spans.append((name, event.time_range.start / 1e6, event.time_range.end / 1e6))
     first = min(start for _, start, _ in spans)

@@ -70,6 +70,6 @@ def document(index: int, seed: int | str, mix: str = "known") -> str:
     write, form = rng.choices(KINDS, MIXES[mix])[0]
     if form == "raw":
         return write(rng)
-    # The turns of a chat; or how many questions with their answers a chat has, one of these numbers.
+    # With form "chat", `write` returns all turns. Otherwise `form` lists how many questions a chat may have.
     turns = write(rng) if form == "chat" else flat(write(rng) for _ in range(rng.choice(form)))
     return dialogue(rng, *turns)

@@ -12,7 +12,7 @@ from .words import FEMALE, LISTS, MALE, an, coin, fill, material
 STORIES = material("stories")
 NUMBERS, ORDINALS = LISTS["numbers"], LISTS["ordinals"]
 MAX_PARTS = 12
-STEPS = {"episodes": 5, "evenings": 3}  # at most so far round the ring for a part: no story comes round to its first
+STEPS = {"episodes": 5, "evenings": 3}  # the longest step round the ring for a part: no story returns to its first text
 
 
 def cast(rng: Random) -> dict[str, str]:

@@ -4,10 +4,10 @@ const ROUNDING = 1e-6; // seconds
 
 export class Clock {
   constructor(stores, recorded, changed) {
-    Object.assign(this, { stores, recorded, changed }); // stores: grows as engines connect
+    Object.assign(this, { stores, recorded, changed }); // `stores` grows as engines connect.
     this.live = true; // follows the newest
     this.shown = 0;
-    this.speed = 1; // engine's seconds in one of the reader's: what is shown for a while is shown as long at any speed
+    this.speed = 1; // seconds of the engine per second of the reader: times for reading are multiplied by it
     this.running = recorded; // a recording plays by itself
   }
 
@@ -20,8 +20,8 @@ export class Clock {
     return known.length ? Math.min(...known.map((store) => store.hello.began + store.moments[0].t)) : 0;
   }
 
-  // The moment shown, on one engine's own clock. Since 1970 a number counts microseconds at best: what has just been is
-  // not to be missed by one.
+  // The moment shown, on one engine's own clock. Seconds since 1970 are exact to a microsecond at best: ROUNDING keeps
+  // what has just happened in view.
   of(store) {
     return (this.live ? this.newest : this.shown) - store.hello.began + ROUNDING;
   }

@@ -1,5 +1,5 @@
-// A server that is watched: the stream of its updates, and requests to it. `fetch` and not EventSource, which can send
-// no API key.
+// A server that is watched: the stream of its updates, and requests to it. It uses `fetch`, since EventSource cannot
+// send an API key.
 
 const AGAIN_MILLISECONDS = 1500;
 

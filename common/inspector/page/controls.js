@@ -1,8 +1,8 @@
-// Doing: send a prompt, a load of clients, stop and step the engine, end a worker. All engines shown get the same.
+// Controls: send a prompt or a load of clients, stop and step the engine, end a worker. All engines shown get the same.
 
 import { button, say, template } from "inspector/dom";
 
-const OF_A_PRESET = ["prompt", "max_tokens", "temperature", "count"]; // what the form sends, too
+const OF_A_PRESET = ["prompt", "max_tokens", "temperature", "count"]; // fields of a preset that the form also sends
 
 export class Controls {
   constructor(connections, hello) {
@@ -37,7 +37,7 @@ export class Controls {
     return this.all("send", { ...Object.fromEntries(told), chat, system });
   }
 
-  // What the lesson is about, for a page on which nothing has happened yet.
+  // Sends what the lesson is about, from a page on which nothing has happened yet.
   begin() {
     this.fields.preset.value = "0";
     this.choose();
@@ -64,7 +64,7 @@ export class Controls {
     }
   }
 
-  // What the server says of itself: another page may have changed it.
+  // Shows the server's settings: another page may have changed them.
   show({ paused, steps_per_second: rate, clients, long_prompts: long, killable }) {
     const { fields } = this;
     this.paused = paused;

@@ -1,6 +1,6 @@
 // Elements from data, and words and sizes for drawings. Text only ever becomes text: nothing on the page takes HTML.
 
-const PROPERTIES = ["value", "checked", "hidden"]; // set on the element: what a user changes is no attribute
+const PROPERTIES = ["value", "checked", "hidden"]; // Set as properties: a user's change does not reach the attribute.
 
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -20,13 +20,13 @@ export const template = (id) => document.getElementById(id).content.cloneNode(tr
 export const button = (words, onclick, attributes = {}) =>
   el("button", { type: "button", onclick, ...attributes }, words);
 
-// Changes text only where it differs: a screen reader and a selection are left in peace.
+// Changes text only where it differs, so that screen readers and selections are not disturbed.
 export function say(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
 // CSS pixels of one unit of a drawing: drawings grow with the page's type, for a projector.
-let unitSize = null; // until it is asked for: to ask the browser makes it compute styles
+let unitSize = null; // null until it is needed: asking the browser makes it compute styles
 export const unit = () => (unitSize ??= parseFloat(getComputedStyle(document.documentElement).fontSize) / 14);
 export function forgetUnit() {
   unitSize = null;

@@ -7,7 +7,7 @@ import { Numbers } from "inspector/numbers";
 import { Text } from "inspector/text";
 import { Timeline, listen } from "inspector/timeline";
 
-const SLOW_MILLISECONDS = 150; // between two drawings of panels that are made of elements: no one reads faster
+const SLOW_MILLISECONDS = 150; // between two drawings of panels made of elements: no reader is faster
 const DRAFT_WORDS = "tinted: accepted draft tokens; struck out: rejected ones";
 const MEMORY_WORDS = {
   nothing: "what is kept from one step to the next",
@@ -36,7 +36,7 @@ class Selection {
     this.select(number === this.number ? null : number);
   }
 
-  // Whether a request steps back because another one is followed.
+  // Whether a request is dimmed because another one is followed.
   dims(number) {
     return this.number !== null && this.number !== number;
   }
@@ -76,7 +76,7 @@ export class EngineView {
     this.drawn = { canvases: 0, elements: 0, at: 0 }; // versions, and when
   }
 
-  // version: of all that can be seen, counted by the page. Canvases are drawn in each frame in which it is another one.
+  // version: the page raises it with every visible change. Canvases are drawn in each frame that finds a new version.
   draw(now, version) {
     const { drawn } = this;
     if (drawn.canvases !== version) {

@@ -14,7 +14,7 @@ const CONTROLS_MILLISECONDS = 2000; // another page may have changed them; worke
 const boot = JSON.parse(document.getElementById("boot").textContent);
 const stores = [];
 const views = [];
-let version = 1; // of all that can be seen
+let version = 1; // It rises with every visible change.
 const redraw = () => (version += 1);
 const clock = new Clock(stores, "recording" in boot, redraw);
 const [heading, about, state, look, bar, engines] = ["h1", ".about", ".live", ".look", ".bar", "main"].map((selector) =>

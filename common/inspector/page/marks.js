@@ -1,5 +1,5 @@
-// The page's one visual language. A colour and a letter say whose something is; a texture says what it is. The colours
-// are in style.css. The store gives each request the one that the fewest beside it have; its letter is its own.
+// The visual language of the page. A colour and a letter tell the request; a texture tells what it is. The colours are
+// in style.css. The store gives each request the colour that the fewest others have; its letter is its own.
 
 import { block, el, frame, surface } from "inspector/dom";
 
@@ -106,7 +106,7 @@ export function mark(context, phase, hex, x, y, width, height) {
   }
 }
 
-// What the marks mean: drawn by the functions that draw them, and only those that this stage has.
+// The legend: the same functions draw its marks, and only those that this stage has.
 
 const MARKS = {
   nothing: ["waiting", "again"],
@@ -134,7 +134,7 @@ export function marksOf(kind) {
   });
 }
 
-// One page of the pool, as the map draws it, beside what its parts mean.
+// The marks of the map of pages, in the same form.
 export function pagesOf(kind) {
   const pooled = ["pages", "tree", "drafts"].includes(kind) ? Object.entries(SQUARES) : [];
   const shared = ["shared by two", "cached"];

@@ -20,7 +20,7 @@ export class Memory {
     this.surface = el("div", { class: "surface" }, this.canvas);
     this.tree = ["tree", "drafts"].includes(kind) ? new Tree(store, clock, selection) : null;
     this.element = el("div", { class: "memory-body" }, this.sums, this.surface, this.tree?.element);
-    this.layout = null; // of the last drawing: {sums, at(x, y): {words, owner}, what that is}
+    this.layout = null; // of the last drawing: {sums, at}; at(x, y) returns {words, owner} of what is there
   }
 
   draw() {
@@ -43,7 +43,7 @@ export class Memory {
   }
 }
 
-// What has just happened, in one sentence: the newest preemption, loss of a worker, or arrival at the cache.
+// What has just happened, in one sentence: the newest preemption, loss of a worker, or prompt found in the cache.
 // speed: engine’s seconds in one of the reader’s.
 export function newest(store, time, speed) {
   const since = time - FRESH_SECONDS * speed;
@@ -64,7 +64,7 @@ export function newest(store, time, speed) {
 
 function preemption(store, step) {
   const held = (number) => store.at(step.s - 1e-4)?.memory.pages.get(number)?.length;
-  const pages = (number) => (held(number) ? ` (${held(number)} pages)` : ""); // not seen between two looks: no figure
+  const pages = (number) => (held(number) ? ` (${held(number)} pages)` : ""); // "" if no look saw them
   const each = step.preempted.map((number) => store.request(number).letter + pages(number));
   const [were, its, runs] = each.length > 1 ? ["were", "they give their", "run"] : ["was", "it gives its", "runs"];
   const who = `The youngest, ${each.join(" and ")}, ${were} preempted`;

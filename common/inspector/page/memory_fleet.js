@@ -41,7 +41,7 @@ function pagesOf({ store, time }, number, size) {
   return Math.max(1, Math.ceil((request.promptTokens + request.tokensAt(time)) / (size || 16)));
 }
 
-// Returns what finds the page at a point.
+// Returns a function that finds the page at a point.
 function drawWorker(scene, { number: self, role }, place, y, height) {
   const { context, width, moment, store, selection } = scene;
   const worker = moment.memory.workers[self];
@@ -112,7 +112,7 @@ function drawLane(scene, flights, y) {
   });
 }
 
-// The requests whose pages arrived a moment ago: their first decode step there has just been.
+// The requests whose pages arrived a moment ago: their first decode step there has just ended.
 function arrivals({ store, time, speed }) {
   const isNew = (t) => t <= time && t > time - ARRIVED_SECONDS * speed;
   const all = [...store.requests.values()];

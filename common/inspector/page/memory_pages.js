@@ -5,7 +5,7 @@ import { colour, fill, inks, mark, tint } from "inspector/marks";
 
 const TINY = 7; // units: a smaller square has no room for a frame, a letter or a second owner
 const CROSS_STEPS = 15; // how long the pages of a preempted request stay crossed out, unless they are taken
-const CROSS_SECONDS = 1.5; // of the reader's, and at least
+const CROSS_SECONDS = 1.5; // of the reader's: at least this long, however many steps that is
 const TIERS = { host: "the host keeps", disk: "the disk keeps" }; // with `--kv-host-memory` and `--kv-disk`
 const TIER_HEIGHT = 34; // units: words, and below them two rows of squares
 
@@ -62,7 +62,7 @@ export function drawPages({ context, width, height: whole, store, moment, time, 
   return { cell, columns, owners, cached, at, sums };
 }
 
-// Pages that were evicted and can come back, of which nobody knows the owner. Where they are many, a square is several.
+// Evicted pages that can come back. Their owners are not known. Where there are many, a square is several pages.
 function drawTier(context, width, top, stats, tier, pageSize) {
   const [kept, slots] = ["", "_capacity"].map((which) => stats[`kv_${tier}_tokens${which}`] / pageSize);
   const { size, columns } = squares(width, 16, slots, 8, 16);

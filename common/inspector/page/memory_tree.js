@@ -41,7 +41,7 @@ export class Tree {
 
   collect(rows, texts, parent, depth) {
     const runs = this.children.get(parent).map((page) => this.run(page));
-    // What is used first, then what is long: the most interesting is in view.
+    // Used runs first, then long ones: the most interesting rows are in view.
     runs.sort((a, b) => b.users.length - a.users.length || b.pages.length - a.pages.length);
     for (const run of runs) {
       if (rows.length > MAX_ROWS) return;
@@ -52,7 +52,7 @@ export class Tree {
     }
   }
 
-  // From this page on, as long as there is one child with the same users.
+  // The run from this page on: it goes on as long as there is one child, with the same users.
   run(page) {
     const users = this.users.get(page);
     const pages = [page];

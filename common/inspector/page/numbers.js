@@ -32,11 +32,11 @@ const FIGURES = {
 };
 const RATE_SECONDS = 2;
 const WINDOW_SECONDS = 60;
-const MAX_GAPS = 4000; // of a minute that percentiles are taken from, evenly spaced: a busy engine makes 100,000
-const IDLE_SECONDS = 0.25; // a client that asks its next question may leave an engine empty for less
+const MAX_GAPS = 4000; // of a minute, evenly spaced, for the percentiles: a busy engine makes 100,000
+const IDLE_SECONDS = 0.25; // A shorter pause does not count: a client may be about to send its next question.
 const ONE_CHUNK_SECONDS = 2e-4; // tokens of one step come as one chunk: no client sees a gap between them
 const EVERY_SECONDS = 0.5; // of the reader’s, between two points of a line
-const MIN_SECONDS = 10; // that a line is wide
+const MIN_SECONDS = 10; // of a line, at least
 const SHADES = { model: 0.75, attention: 0.5, sampling: 0.34, drafting: 0.22, bookkeeping: 0.1 };
 
 export class Numbers {
@@ -171,15 +171,15 @@ function figuresAt(store, time, speed) {
 // Percent, or null where there is no whole.
 const share = (part, whole) => (whole ? (100 * part) / whole : null);
 
-// Output tokens, and the seconds that they took, since the engine last had no request: at most a minute. It stays when
-// all have ended, so that two engines that got the same load compare, whichever ended first.
+// Output tokens, and the seconds that they took, since the engine last had no request: at most a minute. After the
+// last request has ended it does not change, so two engines with the same load compare, whichever ended first.
 function stretchAt(store, time) {
   const until = endOfWork(store, time);
   const spans = [];
   let since = until;
   let known = until - WINDOW_SECONDS;
   for (const request of store.requests.values()) {
-    // What has no arrival ended before the page was opened, and its tokens are not known.
+    // A request without an arrival ended before the page was opened, and its tokens are not known.
     if (request.arrived === null) known = Math.max(known, store.step(request.columns.at(-1))?.e ?? 0);
     else if (request.arrived <= time) {
       const end = Math.min(request.finished ?? time, time);

@@ -26,7 +26,7 @@ export class Player {
     speed.onchange = () => this.setSpeed(Number(speed.value));
     range.oninput = () => this.seek();
     clock.show(clock.oldest);
-    // So slowly that it can be watched, if it is short: a fast machine takes a hundred steps in a second.
+    // A short recording plays slowly, so that it can be watched: a fast machine takes a hundred steps in a second.
     const speeds = [...speed.options].map(({ value }) => Number(value));
     this.setSpeed(speeds.find((one) => clock.newest - clock.oldest >= WATCHED_SECONDS * one) ?? speeds.at(-1));
   }

@@ -36,7 +36,7 @@ export class Store {
   freeHue() {
     const taken = new Array(COLOURS).fill(0);
     for (const request of this.requests.values()) {
-      // What has no arrival ended before the page was opened, and is known from old steps only.
+      // A request without an arrival ended before the page was opened, and is known from old steps only.
       if (request.arrived !== null && request.finished === null) taken[request.hue] += 1;
     }
     const least = Math.min(...taken);
@@ -72,7 +72,7 @@ export class Store {
     const memory = { ...told };
     for (const name of ["computed", "room", "slot", "shared", "drafted", "flights"])
       memory[name] = byNumber(told[name]);
-    // Page tables are told when they change, and gone when their owner holds nothing.
+    // A page table comes when it has changed, and goes when its owner holds nothing.
     const tables = [...(before?.pages ?? []), ...byNumber(pages)];
     memory.pages = new Map(tables.filter(([owner]) => memory.computed.has(owner)));
     memory.tree ??= before?.tree ?? [];
@@ -97,7 +97,7 @@ export class Store {
     return this.first + upTo(this.steps, time, (step) => step.e);
   }
 
-  // Bounded, however long a page stays open: the oldest goes first, a quarter at a time.
+  // Bounds the memory, however long a page stays open: it drops the oldest quarter at a time.
   forget() {
     if (this.moments.length > MAX_MOMENTS) this.moments.splice(0, MAX_MOMENTS / 4);
     if (this.steps.length > MAX_STEPS) {
@@ -162,9 +162,9 @@ class Request {
 
   takeWork(step, phase, tokens) {
     let kind = phase === "recompute" ? "again" : phase;
-    // What is run like a prompt after it has been run before is run again: after a preemption, or on another worker.
+    // A prefill of what has run before counts as run again: after a preemption, or on another worker.
     if (phase === "prefill" && this.rerun) kind = "again";
-    // What another worker runs like a prompt has not travelled: it is run again.
+    // If another worker begins with a decode, the pages have travelled; with a prefill, it runs them again.
     if (kind === "decode" && this.works.length && this.works.at(-1).worker !== step.worker)
       this.handoffs.push(this.works.length);
     this.columns.push(step.column);
@@ -186,7 +186,7 @@ class Request {
     if (mine.length) mine[0].drafted = { draftTokens, accepted };
   }
 
-  // Its place among `columns` of the first one that is not before this one.
+  // The place in `columns` of its first step that is not before this one.
   place(column) {
     return upTo(this.columns, column - 1, (one) => one);
   }

@@ -6,7 +6,7 @@ import { badge } from "inspector/memory_tree";
 import { colour } from "inspector/marks";
 
 const MAX_CARDS = 14;
-const MAX_BOXES = 64; // tokens of one answer that are drawn as boxes, the last ones; all of a followed answer's
+const MAX_BOXES = 64; // of one answer: its last tokens; a followed answer shows all
 const MAX_CHARACTERS = 4000; // likewise
 const STATES = {
   waiting: "waits",
@@ -24,7 +24,7 @@ export class Text {
     Object.assign(this, { store, clock, selection, abort });
     this.cards = new Map();
     this.element = el("div", { class: "cards", role: "list", "aria-label": "answers" });
-    // What lesson 07 shows is told by boxes: whether a token comes from the target or the drafter.
+    // Lesson 07 begins with boxes: they show whether a token comes from the target or the drafter.
     const checked = store.hello.kind === "drafts";
     this.box = el("input", { type: "checkbox", checked, class: "boxes-switch", onchange: redraw });
     this.boxes = el("label", { class: "legend" }, this.box, " tokens as boxes");
@@ -43,7 +43,7 @@ export class Text {
     const elements = shown.length ? [...this.cards.values()].map((card) => card.element) : [this.empty];
     const before = [...this.element.children];
     const isSame = elements.length === before.length && elements.every((one, at) => one === before[at]);
-    if (!isSame) this.element.replaceChildren(...elements); // otherwise what has the focus keeps it
+    if (!isSame) this.element.replaceChildren(...elements); // Otherwise the focus stays where it is.
   }
 
   // The chosen one, then those that run, those that wait, and those that have just ended.

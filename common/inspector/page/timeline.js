@@ -6,8 +6,8 @@ import { PHASES, colour, inks, mark, tint } from "inspector/marks";
 const GUTTER = { least: 100, most: 150 }; // for names, left of the columns
 const HEAD = 46; // for the steps' durations, above the rows
 const ROW = { least: 13, most: 26 };
-const TALL = 150; // a row where its cells are as high as the tokens that they ran: stages 01 to 03
-const SAME = 8; // characters: prompts that begin alike for longer are told without them
+const TALL = 150; // a row of stages 01 to 03, where cells are as high as the tokens that they ran
+const SAME = 8; // characters: a longer beginning that prompts share is left out
 const ZOOM = { least: 1.5, most: 40 };
 
 export class Timeline {
@@ -58,7 +58,7 @@ export class Timeline {
     const { ink } = inks();
     if (!this.zoomed && !this.held)
       this.width = Math.min(14, Math.max(4, Math.floor((wide - 8) / Math.max(1, edge - this.store.first))));
-    // A young timeline grows from the left; a full one runs out of it.
+    // A short timeline grows to the right; a full one leaves at the left.
     this.start = Math.max(this.store.first, edge - Math.max(1, Math.floor(wide / this.width)));
     this.placeRows();
     this.mostTokens = this.isTall ? this.most(edge, (step) => step.tokens) : 1;
@@ -83,8 +83,8 @@ export class Timeline {
     for (const [name, value] of Object.entries(told)) this.canvas.setAttribute(`aria-${name}`, value);
   }
 
-  // The requests that are alive in the columns in view, in order of arrival. Where they do not all fit, those from the
-  // first that runs on, or the last ones.
+  // The requests that are alive in the columns in view, in order of arrival. If they do not all fit: from the first
+  // running request on, or the last ones.
   placeRows() {
     const time = this.clock.of(this.store);
     const begin = this.store.step(this.start)?.s ?? time;
@@ -164,7 +164,7 @@ function drawRow(timeline, request, y, edge) {
   context.globalAlpha = 1;
 }
 
-// Its prompt, without what another row's begins with, too: "Tell me a story about" tells no two apart.
+// Its prompt without the beginning that another row shares: "Tell me a story about" would not tell two apart.
 function name({ rows }, { prompt }) {
   const same = Math.max(0, ...rows.map((other) => (other.prompt === prompt ? 0 : common(prompt, other.prompt))));
   const words = prompt.lastIndexOf(" ", same) + 1;

@@ -51,7 +51,7 @@ def requests_take_turns(stage):
     expect(requests[3].finished, "D arrived before step 10, and has no token after step 13", picture)
 
 
-MIN_PLACES = 64  # places
+MIN_PLACES = 64
 
 
 @exercise(
@@ -255,7 +255,7 @@ def the_most_recently_used_goes_first(stage):
     expect(order == [1, 0, 2], f"pages 2, 1 and 0, the parent of 1, were released, and evicted as {order}", picture)
 
     documents = stage.prompts(3, 81)
-    engine = stage.make_engine(kv_memory=12 * 16 * stage.token_bytes, attention="torch")  # two of them fit
+    engine = stage.make_engine(kv_memory=12 * 16 * stage.token_bytes, attention="torch")  # Two documents fit.
     found = []
     for number in range(9):
         [request] = engine.generate([documents[number % 3]], endless(4))

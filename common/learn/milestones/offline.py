@@ -7,20 +7,20 @@ import sys
 from contextlib import suppress
 
 NEW_USER, NEW_NETWORK = 0x10000000, 0x40000000  # namespaces of Linux
-SET_FLAGS, UP = 0x8914, 1  # of an interface
+SET_FLAGS, UP = 0x8914, 1  # a command of ioctl, and a flag of a network interface
 LOCAL = (None, "", "127.0.0.1", "localhost", "::1")
 
 
 def go_offline() -> None:
     """Move this process, before it has threads, to a network with a loopback alone, where Linux lets users do so.
 
-    Also refuse connections from Python, on any system: that stops a download, and no determined program.
+    Also refuse connections from Python, on any system: that stops a download, but no determined program.
     """
     if sys.platform == "linux" and ctypes.CDLL(None).unshare(NEW_USER | NEW_NETWORK) == 0:
         import fcntl
 
         with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-            fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sh14x", b"lo", UP))  # stage 03 is a server
+            fcntl.ioctl(any_socket, SET_FLAGS, struct.pack("16sh14x", b"lo", UP))  # Stage 03 serves on loopback.
     sys.addaudithook(refuse)
 
 

@@ -25,7 +25,7 @@ def record_writes(engine: Any) -> None:
     def recorded(chunks: list) -> Any:
         drawn = run(chunks)
         for chunk in chunks:
-            count = getattr(chunk, "num_tokens", len(chunk.token_ids))  # in stage 07 with draft tokens
+            count = getattr(chunk, "num_tokens", len(chunk.token_ids))  # In stage 07 this includes draft tokens.
             pages = list(chunk.sequence.page_table.pages)
             write = (chunk.sequence.request.request_id, chunk.start, chunk.start + count, pages)
             engine.writes.append(Write(engine.trace.steps, *write))

@@ -5,7 +5,7 @@ from typing import Any
 
 from common.trace import StepRecord
 
-MAX_WIDTH = 112  # of a row; of a longer one the part around the mark is shown
+MAX_WIDTH = 112  # characters of a row; a longer row is shown only around its mark
 
 
 def first_difference(mine: Sequence, wanted: Sequence) -> int | None:

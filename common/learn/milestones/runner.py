@@ -25,7 +25,7 @@ START_SECONDS = 60  # to import torch and load the model
 START_METHOD = "spawn"  # of multiprocessing
 SEED = "COURSE_GRADING_SEED"  # the variable that hidden.py reads
 PLAIN = (int, float, str, list, tuple, set, dict, array, deque, type(None))  # values that are shown with a call
-WIDTH = 100  # characters of the longest
+WIDTH = 100  # characters of the longest such value
 
 
 class Outcome(NamedTuple):
@@ -43,7 +43,7 @@ class Runner:
 
     def __init__(self, seed: str = ""):
         self.seed, self.child, self.temporary = seed, None, tempfile.TemporaryDirectory()
-        self.hanging = Path(self.temporary.name) / "hanging"  # where it writes its stacks if it runs out of time
+        self.hanging = Path(self.temporary.name) / "hanging"  # The process writes its stacks there when its time is up.
 
     def __enter__(self) -> "Runner":
         return self
@@ -91,7 +91,7 @@ def serve(pipe, hanging: Path, seed: str) -> None:
         from .stage_under_test import StageUnderTest, bundled
 
         bundled()
-        logging.disable()  # what a stage logs about losses that a milestone has caused
+        logging.disable()  # Milestones cause losses on purpose: the stage must not log them.
         faulthandler.cancel_dump_traceback_later()
         stage, modules = None, {}
         while True:
@@ -100,7 +100,7 @@ def serve(pipe, hanging: Path, seed: str) -> None:
             if stage is None or stage.folder != folder:
                 loaded = {folder.name, stage.folder.name if stage else ""}
                 for name in [name for name in sys.modules if name.partition(".")[0] in loaded]:
-                    del sys.modules[name]  # of another folder of this name, or in place of the reference's
+                    del sys.modules[name]  # It is from another folder of this name, or replaces the reference's.
                 stage = StageUnderTest(folder)
             if milestone.file not in modules:
                 modules[milestone.file] = runpy.run_path(str(milestone.file), run_name=__package__ + ".now")
@@ -119,7 +119,7 @@ def run_one(check, stage) -> Outcome:
             return Outcome(failed.what, failed.picture)
         cause = raised(died[0], stage.folder)
         return cause._replace(what=f"{failed.what}\nBefore that, a thread ended: {cause.what}")
-    except BaseException as error:  # a learner's sys.exit ends no check
+    except BaseException as error:  # A learner's sys.exit must not end this process.
         return raised(error, stage.folder)
     return Outcome()
 

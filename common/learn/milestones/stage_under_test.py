@@ -78,7 +78,7 @@ def loaded_once(model: str | None) -> Loaded:
     return replace(loaded, config=replace(loaded.config, context_length=512))
 
 
-@cache  # the same milestone runs on one folder after the other
+@cache  # The same milestone runs on several folders, one after the other.
 @torch.inference_mode()
 def likeliest(prompt: tuple[int, ...], output: tuple[int, ...]) -> list[int]:
     """Return the greedy token behind the prompt, and behind each token of the output, by one pass over both."""

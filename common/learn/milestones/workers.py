@@ -18,14 +18,14 @@ def order(stage: StageUnderTest, key: str, prompt: list[int], output=(), max_tok
 
 
 def mortal_fleet(stage: StageUnderTest) -> type:
-    """Return a LocalFleet whose workers can be lost, and whose mail can be. Each turn ends with a heartbeat."""
+    """Return a LocalFleet that can lose workers, mail and reports. Each turn ends with a heartbeat."""
 
     class MortalFleet(stage.fleet.LocalFleet):
         def __init__(self, makers):
             super().__init__(makers)
             self.news, self.dead, self.unheard = [], set(), set()
             self.lose_mail = False  # whether the next mail is lost
-            self.unsaid = set()  # workers whose next report is lost: of worker 0 one with tickets, else one with tokens
+            self.unsaid = set()  # workers that lose a report: worker 0 its next with tickets, others with tokens
             self.repeats = False  # whether each report comes a second time, with the next ones
             self.poison = ""  # a worker that begins this request dies
 
@@ -49,7 +49,7 @@ def mortal_fleet(stage: StageUnderTest) -> type:
             return events
 
         def die(self, number, returns=True):
-            """End a worker, with what it has done and not said. With `returns` an empty one takes its place."""
+            """End a worker, with all that it has not reported. With `returns` an empty one takes its place."""
             self.workers[number].transport.offers.clear()
             self.workers[number] = stage.worker.Worker(self.makers[number](), stage.kv_transport.LocalTransport())
             self.news.append(stage.fleet.Event(number, stage.messages.Lost("killed")))

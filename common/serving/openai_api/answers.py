@@ -40,9 +40,9 @@ class Answer:
 
     def __init__(self, service, body: Body, prompts: Sequence, scored: Sequence, streams: Sequence):
         self.service, self.body, self.prompts, self.scored, self.streams = service, body, prompts, scored, streams
-        self.echoes: list[Piece] = []  # for each prompt, what its choices begin with; or none
-        self.begun: set[int] = set()  # choices that have been written, or their first chunk
-        self.places: dict[int, tuple[IncrementalDetokenizer | None, int]] = {}  # of choices: with characters listed
+        self.echoes: list[Piece] = []  # what the choices of each prompt begin with; empty without `echo`
+        self.begun: set[int] = set()  # choices of which at least the first chunk is written
+        self.places: dict[int, tuple[IncrementalDetokenizer | None, int]] = {}  # by choice; the int: characters so far
         self.head = {"id": f"{self.prefix}{new_id()}", "created": int(time.time()), "model": body.model or service.name}
 
     async def pieces(self) -> AsyncIterator[tuple[int, Piece]]:
@@ -122,7 +122,7 @@ class Answer:
             if detokenizer is not None:
                 piece = detokenizer.append(token_id)
                 name = self.service.token_text(token_id, first)
-                # Special tokens that a prompt spells are in the echo; those that a tokenizer adds are not.
+                # A special token is in the echo if the prompt spells it, and not if the tokenizer has added it.
                 offset += len(piece) or len(name) * echo.startswith(name, offset)
         self.places[index] = detokenizer, offset
 
@@ -175,7 +175,7 @@ class ChatAnswer(Answer):
         if self.body.calls_tools:
             fields = self.tool_fields(index, text, last, numbered=not whole)
         if not (fields or whole or last or self.body.logprobs):
-            return {}  # a piece of what stands around calls
+            return {}  # The piece is only syntax around a call.
         if whole:
             return {"message": {"role": "assistant", "content": None, "refusal": None} | fields}
         # Send the role with the first text: a chunk of its own would look like the first token.
@@ -215,7 +215,7 @@ class ChatAnswer(Answer):
 
 
 def new_id() -> str:
-    """Return an id that is no secret: the system's own would be a wait for the interpreter lock."""
+    """Return an id, which is no secret: a random number of the system would cost a wait for the interpreter lock."""
     return f"{random.getrandbits(96):024x}"
 
 

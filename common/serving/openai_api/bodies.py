@@ -40,7 +40,7 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "background": (False,),
     "truncation": ("disabled",),
-    "include": ([], ["reasoning.encrypted_content"]),  # of reasoning that no answer has
+    "include": ([], ["reasoning.encrypted_content"]),  # No answer has reasoning.
     "prompt": (),
     "text.verbosity": ("medium",),
 }
@@ -104,7 +104,7 @@ class Body(BaseModel, strict=True, extra="allow"):
         return self
 
     def form(self, tags: Sequence[str]) -> Form | None:
-        """Return what makes the answer's grammar, None for a free one. tags: around calls, as for `tool_grammar`."""
+        """Return what makes the answer's grammar; None for free text. tags: around calls, as for `tool_grammar`."""
         field = self.structured_outputs or self.response_format
         return field and field.form()
 
@@ -127,7 +127,7 @@ class Body(BaseModel, strict=True, extra="allow"):
 
     @property
     def scores_prompts(self) -> bool:
-        """Return whether the prompts' own tokens are scored: for their log-probabilities, or if that is all."""
+        """Return whether prompts are scored: with `echo`, for their log-probabilities or if nothing is generated."""
         return self.echoes and (self.most_logprobs is not None or self.max_tokens == 0)
 
 
@@ -153,7 +153,7 @@ class CompletionBody(Body):
 
     @property
     def most_tokens(self) -> int:
-        # 16 is the API's default. SamplingParams has no 0: for the prompt alone, no request goes to the engine.
+        # 16 is the API's default. SamplingParams refuses 0: with 0, no choice goes to the engine, and 1 is not used.
         return 16 if self.max_tokens is None else self.max_tokens or 1
 
     @property
@@ -193,9 +193,9 @@ class Message(BaseModel, strict=True, extra="allow"):
 
 
 def _with_arguments(call: dict[str, Any]) -> dict[str, Any]:
-    """Return a call of an earlier answer as templates expect it: its arguments an object, as far as they go.
+    """Return a call of an earlier answer as templates expect it, with its arguments as an object.
 
-    An answer that was cut has a call with half an object, or none.
+    In an answer that was cut, the arguments may be half an object, or empty: take what is there.
     """
     try:
         arguments = call["function"]["arguments"] or "{}"
@@ -214,7 +214,7 @@ class Conversation(BaseModel, strict=True):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None  # variables of the template, such as enable_thinking for Qwen3
     reasoning_effort: str | None = None  # one more variable: templates without reasoning do not read it
-    add_generation_prompt: bool | None = None  # None: unless the last message is to be continued
+    add_generation_prompt: bool | None = None  # None: True, unless the last message is to be continued.
     continue_final_message: bool | None = None
 
     @model_validator(mode="after")
@@ -268,7 +268,7 @@ class ChatBody(Body, Conversation):
         return tool_form(self.tools, choice, several, tags, answer)
 
     def call_parser(self) -> CallParser:
-        """Return what takes an answer apart that may call tools, as `form` allows it."""
+        """Return the parser of an answer that may call tools, in the syntax that `form` allows."""
         choice = self.tool_choice or "auto"
         free_text = choice == "auto" and super().form(()) is None
         named = choice.function.name if isinstance(choice, Tool) else None
@@ -289,7 +289,7 @@ class TokenizeBody(Conversation, strict=True, extra="forbid"):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    add_special_tokens: bool | None = None  # None: to a prompt, since templates write their own
+    add_special_tokens: bool | None = None  # None: True for a prompt. Templates write their own.
     return_token_strs: bool | None = None
 
     @model_validator(mode="after")

@@ -81,7 +81,7 @@ def _nested(fields: Any, kind: str) -> Any:
 
 
 def _messages(items: list[Object]) -> list[Object]:
-    """Return items as messages: what the assistant thinks, says and calls in a row is one."""
+    """Return items as messages. Thoughts, texts and calls of the assistant in a row become one message."""
     messages: list[Object] = []
     for index, item in enumerate(items):
         try:
@@ -122,7 +122,7 @@ def _content(content: Any) -> Any:
 
 
 class ResponseAnswer(Answer):
-    """The items of an answer, and the events in which they grow: only the last one does."""
+    """The items of an answer, and the events that report their growth. Only the last item grows."""
 
     prefix = "resp_"
 
@@ -130,8 +130,8 @@ class ResponseAnswer(Answer):
         super().__init__(*arguments)
         self.parser = self.body.call_parser() if self.body.calls_tools else None
         self.items: list[Object] = []
-        self.number: int | None = None  # of the call that the last item is, or TEXT
-        self.grown: list[str] = []  # its text or arguments, in pieces
+        self.number: int | None = None  # of the call in the last item, or TEXT
+        self.grown: list[str] = []  # text or arguments of the last item, in pieces
         self.tokens = 0
         self.events = itertools.count()
 

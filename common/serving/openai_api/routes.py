@@ -43,7 +43,7 @@ class Service:
         self.thread, self.engine, self.name = engine_thread, engine_thread.engine, name
         self.tokenizer, self.defaults, self.scheduling = engine_thread.tokenizer, defaults, scheduling
         self.trials = Trials(self.engine.config.vocab_size)
-        self.token_texts: dict[tuple[int, bool], str] = {}  # one answer may need 20 for each token
+        self.token_texts: dict[tuple[int, bool], str] = {}  # a cache: one answer may need 20 for each token
         self.any_text = self.tokenizer("a", add_special_tokens=False)["input_ids"] if self.tokenizer else []
         self.tags = tags_of_calls(self.tokenizer)
 
@@ -82,7 +82,7 @@ class Service:
         return self.token_texts[token_id, first]
 
     def token_bytes(self, token_id: int, first: bool) -> list[int] | None:
-        """Return the UTF-8 of a token, also if that is no whole characters; None if its vocabulary does not tell."""
+        """Return a token's UTF-8 bytes, even if they end within a character; None if the vocabulary does not tell."""
         text = self.token_text(token_id, first)
         if REPLACEMENT not in text:
             return list(text.encode())
@@ -113,7 +113,7 @@ class Service:
             raise BadRequest(f"the chat template refuses these messages: {shortened(error)}", "messages") from error
 
     async def structure(self, body: Body) -> Structure | None:
-        """Return the form that a body gives its answers, compiled; None: free. Raise InvalidInput if it fails."""
+        """Return the compiled grammar of a body's answers, None for free text. Raise InvalidInput if it is wrong."""
         form = body.form(self.tags)
         if form is None:
             return None
@@ -141,7 +141,7 @@ class Service:
         prompts = [await self.thread.beside(self.chat_tokens, body)] if is_chat else body.prompts
         params, choices, scored = body.params(self.defaults, await self.structure(body)), [], []
         params = replace(params, tenant=http.state.tenant or (body.user or "")[:MAX_TENANT])
-        if body.model not in (None, self.name):  # if it has been unloaded meanwhile, the engine refuses it
+        if body.model not in (None, self.name):  # The engine refuses an adapter that was unloaded meanwhile.
             params = replace(params, adapter=body.model)
         if body.scores_prompts:
             if params.adapter:

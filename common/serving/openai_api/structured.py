@@ -1,4 +1,4 @@
-"""The fields of a body that give its answer a form, and tool calls: what makes their grammar, and calls in a text.
+"""The fields of a body that constrain its answer, and tool calls: their grammars, and how to find calls in a text.
 
 A call is written as Qwen's templates teach it, each between two tags:
 
@@ -20,10 +20,10 @@ from pydantic import BaseModel, Field, model_validator
 from common.grammars import END, TAG, choice_grammar, json_grammar, lark_grammar, regex_grammar, tool_grammar
 from common.serving.errors import BadRequest
 
-Form = Callable[[], str]  # makes a grammar, in another process: it may take long
-TAIL = f"}}\n{END}"  # behind the arguments of a call
+Form = Callable[[], str]  # It makes a grammar. It runs in another process, since that may take long.
+TAIL = f"}}\n{END}"  # follows the arguments of a call
 MAX_TOOLS = 128  # as in OpenAI's API
-LONGEST_NAME = 64  # of a function, as there
+LONGEST_NAME = 64  # characters of a function's name, as in OpenAI's API
 
 
 class JsonSchema(BaseModel, strict=True):
@@ -116,7 +116,7 @@ def tool_form(
 def tags_of_calls(tokenizer) -> list[str]:
     """Return the tags around a call in Lark's notation.
 
-    A tag may be a token of its own, as in Qwen3: the library then takes it for none of the text, but by its id.
+    A tag may be a token of its own, as in Qwen3. The library then matches it by its id, and not by its text.
     """
     known = tokenizer.get_added_vocab() if tokenizer else {}
     return [f"<[{known[tag]}]>" if tag in known else json.dumps(tag) for tag in (TAG, END)]
@@ -126,7 +126,7 @@ class CallParser:
     """Takes a growing text apart along the grammar that made it: text, tag, name, arguments to their end, text again.
 
     names: of the tools. free_text: whether text may stand around calls; otherwise an answer that does not begin with a
-    tag has no calls. named: the function of which the whole text is the arguments.
+    tag has no calls. named: if given, the whole text is the arguments of this function.
     """
 
     def __init__(self, names: Sequence[str], free_text: bool, named: str | None = None):
@@ -167,11 +167,11 @@ class CallParser:
             self.name, self.rest = None, self.rest.removeprefix(TAIL)
 
     def _text(self) -> Iterator[None]:
-        """Move text to `content`, up to a tag. Blanks alone, behind a call, are no text."""
+        """Move text to `content`, up to a tag. Blanks alone after a call are not text."""
         said = not self.count
         while True:
             place = end = self.rest.find(TAG)
-            if place < 0:  # what may begin a tag waits for the next piece
+            if place < 0:  # The end of `rest` may begin a tag: it waits for the next piece.
                 held = next(n for n in range(len(TAG) - 1, -1, -1) if self.rest.endswith(TAG[:n]))
                 end = len(self.rest) - held * (not self.done)
             if said or self.rest[:end].strip():
@@ -184,7 +184,7 @@ class CallParser:
             yield
 
     def _arguments(self) -> Iterator[None]:
-        """Move arguments to `calls`, up to the brace behind them, which closes more than they have opened."""
+        """Move arguments to `calls`, up to the brace after them: the first that closes what they have not opened."""
         self.count += 1
         name, depth, quoted, escaped = self.name, 0, False, False
         while True:

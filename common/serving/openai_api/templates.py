@@ -46,7 +46,7 @@ class Template:
         self.reads_system = self._shows({"role": "system", "content": PROBE}, user | {"content": "?"})
 
     def _shows(self, *messages: dict[str, Any]) -> bool:
-        """Return whether the prompt has the probe in it, and not as a part of a list that is printed as it is."""
+        """Return whether the prompt contains the probe as text, and not within a list of parts printed as a whole."""
         try:
             text = self.tokenizer.apply_chat_template([*messages], chat_template=self.text, tokenize=False)
         except Exception:  # a template may raise anything

@@ -46,8 +46,8 @@ class Engine(BaseEngine):
         slots = min(max_running, slots_that_fit(loaded, budget))
         if slots < max_running:
             self.startup_notes = f"{counted(slots, 'slot')}, all that fit into {budget / 2**20:,.0f} MiB"
-        self.cache = KVCache(loaded, slots)
         self.scheduler = Scheduler(slots, token_budget)
+        self.cache = KVCache(loaded, slots)
 
     def accept(self, request: Request) -> None:
         """NEW in 04: Queue the request, and raise InvalidInput if it can never run."""

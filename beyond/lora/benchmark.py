@@ -116,6 +116,7 @@ BENCHMARK = Benchmark(
         lambda sizes, side: {
             kind: statistics.median(side[f"{kind}_tokens_per_second"]) for kind in ("none", "adapters")
         },
+        in_turn=True,
     ),
     report=report,
 )

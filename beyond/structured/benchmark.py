@@ -82,6 +82,7 @@ BENCHMARK = Benchmark(
         "output tokens/s",
         (STAGE,),
         lambda sizes, side: {kind: side[f"{kind}_tokens_per_second"] for kind in ("free", "masked")},
+        in_turn=True,
     ),
     report=report,
 )

@@ -54,6 +54,7 @@ class Headline:
     value: (sizes, figures of a side in one repeat) -> its value, or {name: value} if it has several.
     more_is_better: the ratio is last over first; if False, first over last, so that above 1 is always better; None:
         last over first, and neither is better.
+    in_turn: whether the values are measured in turn in one process, so that the machine's drift meets all of them.
     """
 
     title: str
@@ -61,6 +62,7 @@ class Headline:
     sides: tuple[str, ...]
     value: Callable[[dict, Figures], float | dict[str, float]]
     more_is_better: bool | None = True
+    in_turn: bool = False
 
     def titled(self, sizes: dict) -> str:
         return sizes.get("headline", self.title).format(**sizes)

@@ -125,14 +125,14 @@ def test_other_weights_and_kernels(folders, documents, expect, how):
         assert answers(engine, documents, names) == expect(loaded, names) and engine.lora.adapted.replayed
 
 
-@pytest.mark.parametrize("stage", ["05", "06", "07"])
+@pytest.mark.parametrize("stage", ["06", "07"])
 def test_steps_with_adapters_are_replayed_also_of_one_that_comes_later(
     loaded, folders, documents, expect, monkeypatch, stage
 ):
     monkeypatch.setattr(lora, "import_module", lambda _: graph_stand_in)
     options = {"draft": "draft", "num_draft_tokens": 2, "max_running": 2} if stage == "07" else {}
     make, first = graphed(load_engine(stage), overlap=stage == "06"), {"a1": folders["a1"]}
-    engine, names = make(loaded, loras=first, **options), (None, "a1", "a6")
+    engine, names = make(loaded, loras=first, **options), ("a1", "a6")
     running = engine.add(documents[0], greedy("a1"))
     engine.step()
     with graph_stand_in.in_place():

@@ -159,7 +159,7 @@ ALLOWED: dict[str, tuple[Callable[[object], bool], str]] = {
         "an integer from 0 to 2**63 - 1, or None",
     ),
     "ignore_eos": (lambda x: isinstance(x, bool), "True or False"),
-    "priority": (lambda x: _is_int(x) and abs(x) < 2**31, "an integer of 32 bits"),
+    "priority": (lambda x: _is_int(x) and -(2**31) <= x < 2**31, "an integer from -2**31 to 2**31 - 1"),
     "tenant": (lambda x: isinstance(x, str) and len(x) <= MAX_TENANT, f"a text of at most {MAX_TENANT} characters"),
     "adapter": (lambda x: x is None or (isinstance(x, str) and bool(x)), "an adapter's name, or None"),
     "structure": (lambda x: x is None or isinstance(x, Structure), "a Structure, or None"),

@@ -41,7 +41,8 @@ def router(service: Any, key: str | None) -> APIRouter:
 
     def adapted(http: Request) -> Any:
         if not key or http.state.tenant:
-            raise BadRequest("adapters are loaded with the key of --api-key, and no tenant's", status=403)
+            advice = "adapters are loaded with the key of --api-key: start the server with one, and send it"
+            raise BadRequest(advice, status=403)
         if service.engine.lora is None:
             raise BadRequest(
                 "this server loads no adapters while it runs: start it with --lora, as one process of stages 04 to 07"

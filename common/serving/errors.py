@@ -37,6 +37,10 @@ class BadRequest(InvalidInput):
 
 # ClientDisconnect: the client has left, so only the log shows this answer.
 ANSWERED = (InvalidInput, RequestValidationError, QueueFull, EngineDead, HTTPException, ClientDisconnect)
+WORDS = {  # FastAPI's, and what to do
+    "There was an error parsing the body": "the body cannot be read: send JSON in UTF-8, without numbers of thousands "
+    "of digits and values within thousands of others"
+}
 
 
 class Json(Response):
@@ -71,7 +75,7 @@ def error_response(http: Request, error: Exception) -> Response:
     elif isinstance(error, HTTPException) and error.detail in ("Not Found", "Method Not Allowed"):  # the router's
         message = advice(http, error)
     else:
-        message = str(getattr(error, "detail", error))
+        message = WORDS.get(detail := str(getattr(error, "detail", error)), detail)
     log_refusal(http, status, message)
     own = http.url.path in ("/generate", "/health")
     return Json({"error": message} if own else error_object(message, status, param, code), status, headers=headers)
@@ -101,5 +105,6 @@ def first_error(error: RequestValidationError) -> tuple[str, str | None]:
     if not place:
         return "the body is empty or not a JSON object: send an object", None
     message = found["msg"][:1].lower() + found["msg"][1:]
-    given = "" if found["type"] == "missing" else f", not {reprlib.repr(found['input']):.{SHORT}}"
+    said = found["type"] in ("missing", "too_short", "too_long")
+    given = "" if said else f", not {reprlib.repr(found['input']):.{SHORT}}"
     return f"{'.'.join(part[:80] for part in place)}: {message}{given}", place[0][:80]

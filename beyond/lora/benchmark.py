@@ -2,7 +2,7 @@
 
 Method. Stage 06 in one process, without HTTP: 32 requests at a time, prompts that share nothing. Three loads in turn,
 so that the machine's own changes meet all alike: an engine without adapters; one that holds eight, with requests for
-the model alone; and the same one with four requests for each adapter. The adapters are made up: rank 8, all seven
+the model alone; and the same one with as many requests for each adapter. The adapters are made up: rank 8, all seven
 modules of each layer. A share is the median over the rounds of two rates of one round.
 
 Expectation. A row with an adapter adds 2 r (in + out) operations to each product of 2 in out: for SmolLM2's widths of
@@ -92,15 +92,13 @@ def draw(document: dict, png: Path) -> None:
 
 def report(document: dict) -> dict[str, Rows]:
     figures = document["sides"][STAGE]
-    names = labels(document["sizes"])
-    rates = {kind: figures[f"{kind}_tokens_per_second"]["median"] for kind in names}
     rows = [["requests", "output tokens/s", "share, in turn"]]
-    for kind, of in (("off", None), ("none", "off"), ("adapters", "none")):
-        shared = ""
-        if of:
-            shares = sorted(mine / other for mine, other in zip(rates[kind], rates[of], strict=True))
-            shared = f"{statistics.median(shares):.2f} ({shares[0]:.2f} to {shares[-1]:.2f})"
-        rows.append([names[kind].replace("\n", " "), plots.short(statistics.median(rates[kind])), shared])
+    for kind, label in labels(document["sizes"]).items():
+        share = ""
+        if found := figures.get(f"{kind}_share"):
+            share = f"{found['median']:.2f} ({found['min']:.2f} to {found['max']:.2f})"
+        rate = statistics.median(figures[f"{kind}_tokens_per_second"]["median"])
+        rows.append([label.replace("\n", " "), plots.short(rate), share])
     return {"throughput": rows}
 
 

@@ -116,7 +116,7 @@ def headline_entry(headline: Headline | None, sizes: dict, repeats: Sequence[Map
         "sides": {name: spread([each[name] for each in values]) for name in values[0]},
         "ratio": spread(ratios),
         "drift": spread(factors),
-        "doubt": doubt(spread(ratios), 1.0 if headline.in_turn else max(factors)),
+        "doubt": doubt(spread(ratios), 0.0 if headline.in_turn else max(factors)),
     }
 
 
@@ -133,7 +133,7 @@ def drift(times: Iterable[Sequence[float]]) -> float:
 def doubt(ratio: Mapping[str, Any], drifted: float) -> str | None:
     """Return why a ratio is no result, else None: its sides drifted by more than it claims, or its repeats disagree."""
     claim = max(ratio["median"], 1 / ratio["median"])
-    if drifted > 1 and drifted >= claim:
+    if drifted >= claim:
         return f"the machine drifted by {drifted - 1:.0%} between the sides, and the ratio claims {claim - 1:.0%}"
     if ratio["min"] < 1 < ratio["max"]:
         return "the repeats disagree about which side is better"

@@ -39,7 +39,7 @@ class BadRequest(InvalidInput):
 ANSWERED = (InvalidInput, RequestValidationError, QueueFull, EngineDead, HTTPException, ClientDisconnect)
 WORDS = {  # FastAPI's, and what to do
     "There was an error parsing the body": "the body cannot be read: send JSON in UTF-8, without numbers of thousands "
-    "of digits and values within thousands of others"
+    "of digits or values nested thousands deep"
 }
 
 

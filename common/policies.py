@@ -77,18 +77,26 @@ class Fair:
         self._charge()
         self._note_who_is_here()
         waiting, due = list(waiting), dict(self.counters)
+        queues: dict[str, deque[Request]] = {}  # by tenant
+        for request in waiting:
+            queues.setdefault(request.params.tenant, deque()).append(request)
         queued = {request.request_id for request in waiting}
         for name, request in self.requests.items():
             if not (request.token_ids or name in queued):  # An admitted request counts before it has run.
-                due[request.params.tenant] += self._cost(request, INPUT, request.num_tokens - self.charged.get(name, 0))
-        places = []
-        for request in waiting:  # Each one counts for its tenant's next one.
-            places.append(due[request.params.tenant])
-            ahead = request.num_tokens - self.charged.get(request.request_id, 0)
-            due[request.params.tenant] += self._cost(request, INPUT, ahead)
+                due[request.params.tenant] += self._ahead(request)
+        # A step admits no more than there are free places, and one may be given back: the others need no order.
+        scheduler, in_turn = self.engine.scheduler, deque()
+        most = scheduler.max_running - len(running) + 1 if scheduler else len(waiting)
+        while queues and len(in_turn) < most:
+            tenant = min(queues, key=due.__getitem__)
+            in_turn.append(queues[tenant].popleft())
+            due[tenant] += self._ahead(in_turn[-1])  # It counts for its tenant's next one.
+            if not queues[tenant]:
+                del queues[tenant]
+        for queue in queues.values():
+            in_turn.extend(queue)
         ranked = sorted(running.items(), key=lambda item: self.counters[item[1].request.params.tenant])
-        in_turn = sorted(range(len(waiting)), key=places.__getitem__)
-        return dict(ranked), deque(waiting[place] for place in in_turn)
+        return dict(ranked), in_turn
 
     def makes_room(self, running: dict[str, Any], waiting: deque[Request]) -> bool:
         """Return whether the last one's tenant has two places too many, and the first one's has one too few.
@@ -104,6 +112,10 @@ class Fair:
         first, last = waiting[0].params.tenant, next(reversed(running.values())).request.params.tenant
         own, other = (place * self.weights.get(tenant, 1.0) for tenant in (first, last))
         return held[first] + 1 <= max(1.0, own) and held[last] - 2 >= other
+
+    def _ahead(self, request: Request) -> float:
+        """Return what its prompt will cost, or what is left of it."""
+        return self._cost(request, INPUT, request.num_tokens - self.charged.get(request.request_id, 0))
 
     def _cost(self, request: Request, price: float, tokens: int) -> float:
         return price * max(0, tokens) / self.weights.get(request.params.tenant, 1.0)

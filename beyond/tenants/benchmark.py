@@ -1,9 +1,10 @@
 """What does one tenant's flood cost the others, and what does a server keep when more comes than it can serve?
 
-Method. Stage 06 serves HTTP. Four quiet tenants send requests at random times (Poisson). A fifth does the same, or
-sends hundreds at once; the policy is first come, first served, or fair. Times to the first token are those of the four,
-and tokens per second those of all five, up to the fifth's last. Then one tenant sends at rates from half of what the
-server can do to twice as much, with a promise for the first token and without one: how many requests a second keep it.
+Method. Stage 06 serves HTTP, from a process of its own beside the engine's. Four quiet tenants send requests at random
+times (Poisson). A fifth does the same, or hundreds of clients of its own send one after another; the policy is first
+come, first served, or fair. Times to the first token are those of the four, and tokens per second those of all five,
+for as long as requests of the fifth wait. Then one tenant sends at rates from half of what the server can do to twice
+as much, with a promise for the first token and without one: how many requests a second keep it.
 
 Expectation. First come, first served, a quiet tenant waits for what is left of the flood. With fairness it waits for a
 place in the batch, and its steps are as long as the flood makes them. Beyond its capacity a queue grows for as long as
@@ -36,6 +37,11 @@ TENANTS = ("flood", "anna", "bert", "cleo", "dora")
 LABELS = {"equals": "no flood", "fcfs": "flood,\nfirst come", "fair": "flood,\nfair"}
 
 
+def shape(sizes: dict) -> list[str]:
+    """Return the options that say how large a step may be: measured at each start, the budget would differ."""
+    return ["--max-running", str(sizes["running"]), "--token-budget", str(sizes["budget"])]
+
+
 def jobs_of(sizes: dict, count: int, number: int) -> list[Job]:
     return worded_jobs("mixed", count, sizes["prompt"], sizes["output"], number=number, ignore_eos=True)
 
@@ -45,26 +51,28 @@ def tenants(policy: str, floods: bool, settings: Settings, sizes: dict) -> Figur
     with TemporaryDirectory() as folder, ThreadPoolExecutor(len(TENANTS)) as pool:
         keys = Path(folder, "keys")
         keys.write_text("".join(f"{name} key-of-{name}\n" for name in TENANTS))
-        options = ("--scheduling", policy, "--api-keys", str(keys), "--max-running", str(sizes["running"]))
+        options = ["--scheduling", policy, "--api-keys", str(keys), "--api-process", *shape(sizes)]
         with running_server(STAGE, settings, *options) as url:
             target = find_target(url, jobs_of(sizes, 1, 0)[0], Target(api_key="key-of-flood"))
             loads = []
             for number, name in enumerate(TENANTS, start=1):
-                count = sizes["flood" if name == "flood" and floods else "quiet"]
-                arrivals = {"concurrency": count} if name == "flood" and floods else {"rate": sizes["rate"]}
+                count, arrivals = sizes["quiet"], {"rate": sizes["rate"]}
+                if name == "flood" and floods:
+                    count, arrivals = sizes["flood"], {"concurrency": sizes["flooding"]}
                 send = partial(generate_load, url, jobs_of(sizes, count, number), **arrivals, seed=name)
                 loads.append(pool.submit(send, replace(target, api_key=f"key-of-{name}")))
             results = [load.result().checked() for load in loads]
     waits = percentiles([wait for result in results[1:] for wait in result.values("ttft")])
     records = [record for result in results for record in result.records]
-    start, end = min(record.start for record in records), max(record.end for record in results[0].records)
+    ends = sorted(record.end for record in results[0].records)
+    start, end = min(record.start for record in records), ends[max(0, len(ends) - 1 - sizes["running"])]
     tokens = sum(record.output_tokens for record in records if record.end <= end)
     return {"p50_ms": 1e3 * waits["p50"], "p99_ms": 1e3 * waits["p99"], "tokens_per_second": tokens / (end - start)}
 
 
 def overload(promises: bool, settings: Settings, sizes: dict) -> Figures:
     """Return requests per second that have their first token in time, at each load."""
-    options = ["--max-running", str(sizes["running"])] + ["--ttft-objective", str(sizes["ttft"])] * promises
+    options = shape(sizes) + ["--ttft-objective", str(sizes["ttft"])] * promises
     with running_server(STAGE, settings, *options) as url:
         target = find_target(url, jobs_of(sizes, 1, 0)[0], Target())
         full = generate_load(url, jobs_of(sizes, sizes["requests"], 1), target, concurrency=sizes["clients"])
@@ -85,7 +93,7 @@ def draw(document: dict, png: Path) -> None:
     message = "A flood makes quiet tenants wait {:.0f} times as long, and with fairness {:.1f} times"
     waits = {side: sides[side]["p99_ms"]["median"] for side in LABELS}
     message = message.format(*(waits[side] / waits["equals"] for side in ("fcfs", "fair")))
-    remark = f"A flood of {sizes['flood']} requests. In time: a first token within {sizes['ttft']:g} s."
+    remark = f"A flood of {sizes['flooding']} clients. In time: a first token within {sizes['ttft']:g} s."
     with plots.page(png, document, message, columns=2, height=4.6, remark=remark) as (wait, goodput):
         plots.bars(wait, [STAGE] * 3, [sides[side]["p99_ms"] for side in LABELS], list(LABELS.values()))
         plots.logarithmic(wait)

@@ -62,7 +62,9 @@ class Target:
         if self.stream:
             body["stream"] = True
         if self.endpoint != "generate":
-            body |= {"model": self.model, "stream_options": {"include_usage": True}}
+            body["model"] = self.model
+            if self.stream:
+                body["stream_options"] = {"include_usage": True}
         return body
 
 
@@ -235,7 +237,7 @@ async def take_answer(answer: AsyncIterator[tuple[float, dict]], record: Request
             raise InvalidInput(message)
         usage = event.get("usage") or (event if "generated_tokens" in event else usage)
         for choice in event.get("choices", [event]) or ():
-            said = choice.get("delta") or choice  # Chats have a delta, completions have none.
+            said = choice.get("delta") or choice.get("message") or choice  # Completions have neither.
             if text := "".join(said.get(key) or "" for key in ("content", "text", "reasoning", "reasoning_content")):
                 record.chunks.append(moment)
                 record.text += text

@@ -49,7 +49,10 @@ def stage_before(stage: Path) -> Path:
     """Return the stage before this one. Exit if it is the first."""
     first, *others = stages = stage_folders(stage.parent)
     if stage == first:
-        sys.exit(f"{first.name} is given: there is no stage before it to build on. Start with {others[0].name}.")
+        sys.exit(
+            f"{first.name} is given: there is no stage before it to build on. Start with {others[0].name}.\n"
+            f"For the exercises of its lesson: python3 course.py start {first.name[:2]} --complete"
+        )
     return stages[stages.index(stage) - 1]
 
 

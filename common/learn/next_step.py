@@ -16,9 +16,9 @@ def next_step(root: Path) -> str:
     if not begun:
         first, second = stages[0].name, stages[1].name[:2]
         return (
-            "First see an engine at work, in a browser:\n  python3 course.py watch 06\n"
-            f"Then read lesson {first[:2]}, {first}/README.md, and build stage {second}:\n"
-            f"  python3 course.py start {second}"
+            f"Read lesson {first[:2]}, {first}/README.md, and build stage {second}:\n"
+            f"  python3 course.py start {second}\n"
+            "To see an engine at work, in a browser:\n  python3 course.py watch 06"
         )
     stage = begun[-1]
     folder, number, milestones = root / "my" / stage.name, stage.name[:2], read_milestones(stage.name[:2])

@@ -11,10 +11,10 @@ checking a prompt to `generate`, is the same in all eight, so one test suite, on
 benchmark harness drive any of them. An engine is not thread-safe: from stage 03 on, one thread owns it.
 """
 
-import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -41,18 +41,6 @@ class BaseEngine(ABC):
     lora: Any = None  # the model with adapters, if it has any (lora.py)
     unavailable: str = ""  # if not "", why new requests should go to another server; any thread may read it
 
-    def __init_subclass__(cls, **options):
-        """Have the step of every stage launch kernels on the engine's GPU, whichever thread calls it."""
-        super().__init_subclass__(**options)
-        if step := vars(cls).get("step"):
-
-            @functools.wraps(step)
-            def on_its_device(self: BaseEngine) -> list[Request]:
-                with current(self.device):
-                    return step(self)
-
-            cls.step = on_its_device
-
     def __init__(self, loaded: Loaded):
         self.loaded = loaded
         self.name = loaded.name
@@ -65,7 +53,7 @@ class BaseEngine(ABC):
         self.requests: dict[str, Request] = {}  # unfinished ones, in order of arrival
         structured_output.register(loaded)
         self.adapters: dict[str, Any] = {}  # by the name that requests give (lora.py)
-        self.trace = Trace()
+        self.trace = Trace(loaded.device)
         self.startup_notes = ""  # one line on what the engine has chosen by itself, and why
         self._generated_tokens = 0
         self._request_numbers = itertools.count()
@@ -130,6 +118,10 @@ class BaseEngine(ABC):
 
     def check(self) -> None:  # noqa: B027 (a stage may hold nothing)
         """Raise AssertionError if the stage's bookkeeping is inconsistent. For tests, between two steps."""
+
+    def on_device(self) -> AbstractContextManager:
+        """Return a context for kernels that are launched between two steps, on the engine's GPU from any thread."""
+        return current(self.device)
 
     def abort(self, request_id: str) -> None:
         """End a request now, running or waiting; ignore unknown and finished ids."""

@@ -23,7 +23,6 @@ from common.errors import InvalidInput
 from common.loader.shard import VocabularyParallelHead
 from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs, token_logprobs
-from common.transfers import current
 
 PIECE = 64  # tokens run and scored at once: with 20 log-probabilities each, no more work than a full step
 
@@ -49,7 +48,7 @@ class PromptScorer:
         if not self.texts:
             return None
         request, pieces = next(iter(self.texts.values()))
-        with torch.inference_mode(), current(self._engine.device):
+        with torch.inference_mode(), self._engine.on_device():
             request.logprobs += next(pieces)
         if len(request.logprobs) < len(request.prompt_token_ids):
             return None

@@ -96,11 +96,11 @@ class WorkerEngine(BaseEngine):
         caches = [self.cache, self.drafter.cache] if isinstance(self.drafter, DraftModel) else [self.cache]
         return [cache.memory for cache in caches]
 
-    @torch.inference_mode()
     def read_ahead(self, sequence: Sequence) -> None:
         """NEW in 08: Have the draft model read what has been computed, so that its K and V can be sent along."""
         if isinstance(self.drafter, DraftModel):
-            self.drafter.read_ahead(sequence)
+            with torch.inference_mode(), self.on_device():
+                self.drafter.read_ahead(sequence)
 
     def accept(self, request: Request) -> None:
         """Queue the request, and raise InvalidInput if it can never run."""

@@ -8,13 +8,14 @@
 A stage writes `step` in three methods: `schedule` chooses what runs, `run` runs it, `commit` gives the requests their
 tokens and retires those that end. It writes `accept` and `release` if its requests queue or hold memory. The rest, from
 checking a prompt to `generate`, is the same in all eight, so one test suite, one command line, one server and one
-benchmark harness drive any of them. An engine is not thread-safe: from stage 03 on, one thread owns it.
+benchmark harness drive any of them. An engine is not thread-safe: from stage 03 on, one thread owns it. What its server
+adds to it, such as metrics, are hooks: `advance` is a `step` with them.
 """
 
-import functools
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -41,18 +42,6 @@ class BaseEngine(ABC):
     lora: Any = None  # the model with adapters, if it has any (lora.py)
     unavailable: str = ""  # if not "", why new requests should go to another server; any thread may read it
 
-    def __init_subclass__(cls, **options):
-        """Have the step of every stage launch kernels on the engine's GPU, whichever thread calls it."""
-        super().__init_subclass__(**options)
-        if step := vars(cls).get("step"):
-
-            @functools.wraps(step)
-            def on_its_device(self: BaseEngine) -> list[Request]:
-                with current(self.device):
-                    return step(self)
-
-            cls.step = on_its_device
-
     def __init__(self, loaded: Loaded):
         self.loaded = loaded
         self.name = loaded.name
@@ -65,7 +54,8 @@ class BaseEngine(ABC):
         self.requests: dict[str, Request] = {}  # unfinished ones, in order of arrival
         structured_output.register(loaded)
         self.adapters: dict[str, Any] = {}  # by the name that requests give (lora.py)
-        self.trace = Trace()
+        self.trace = Trace(loaded.device)
+        self.hooks: list[Hook] = []  # called in this order
         self.startup_notes = ""  # one line on what the engine has chosen by itself, and why
         self._generated_tokens = 0
         self._request_numbers = itertools.count()
@@ -75,6 +65,8 @@ class BaseEngine(ABC):
     ) -> Request:
         """Queue a prompt (text or token ids). Raise InvalidInput, and queue nothing, if it can never run."""
         params = params or SamplingParams()
+        for hook in self.hooks:
+            hook.before_add(prompt, params)
         token_ids = prompt_tokens(prompt, self.tokenizer, self.config)
         room = self.config.context_length - len(token_ids)
         # None: as many output tokens as fit. If not even one fits, `accept` raises the error.
@@ -102,6 +94,8 @@ class BaseEngine(ABC):
         request = Request(request_id, token_ids, params, self.tokenizer, self.eos_token_ids, max_tokens)
         self.accept(request)
         self.requests[request_id] = request
+        for hook in self.hooks:
+            hook.on_add(request)
         return request
 
     def adapter_key(self, name: str) -> str:
@@ -115,6 +109,14 @@ class BaseEngine(ABC):
     @abstractmethod
     def step(self) -> list[Request]:
         """Run one iteration; return the requests that gained tokens or ended, [] if there is nothing to do."""
+
+    def advance(self) -> list[Request]:
+        """Run a step and what the hooks do before and after it; return the requests whose clients are to be told."""
+        permitted = [hook.before_step() for hook in self.hooks]
+        changed = self.step() if all(permitted) else []
+        for hook in self.hooks:
+            changed = hook.on_step(changed)
+        return changed
 
     def accept(self, request: Request) -> None:  # noqa: B027 (a stage may have no queue of its own)
         """Queue a request that `add` has checked. Raise InvalidInput if this stage can never run it."""
@@ -130,6 +132,10 @@ class BaseEngine(ABC):
 
     def check(self) -> None:  # noqa: B027 (a stage may hold nothing)
         """Raise AssertionError if the stage's bookkeeping is inconsistent. For tests, between two steps."""
+
+    def on_device(self) -> AbstractContextManager:
+        """Return a context for kernels that are launched between two steps, on the engine's GPU from any thread."""
+        return current(self.device)
 
     def abort(self, request_id: str) -> None:
         """End a request now, running or waiting; ignore unknown and finished ids."""
@@ -210,10 +216,40 @@ class BaseEngine(ABC):
     def _retire(self, request: Request) -> None:
         del self.requests[request.request_id]
         self.release(request)
+        for hook in self.hooks:
+            hook.on_finish(request)
+
+
+class Hook:
+    """What a server adds to an engine, in its `hooks`. All methods run on the engine's thread; here they do nothing."""
+
+    def before_add(self, prompt: str | Sequence[int], params: SamplingParams) -> None:
+        """Raise QueueFull to refuse a prompt that nothing has checked yet."""
+
+    def on_add(self, request: Request) -> None:
+        """Note a request that has been queued."""
+
+    def before_step(self) -> bool:
+        """Return whether the engine may take a step now."""
+        return True
+
+    def on_step(self, changed: list[Request]) -> list[Request]:
+        """Return those of the changed requests whose clients are to be told. If no step was taken, there are none."""
+        return changed
+
+    def on_stats(self, stats: dict[str, float]) -> None:
+        """Note the engine's figures after a step."""
+
+    def on_finish(self, request: Request) -> None:
+        """Note a request that has ended, in the middle of a step or between two."""
 
 
 class Around:
-    """An engine that wraps another, its `_engine`, and looks up there what it does not define itself."""
+    """An engine that wraps another, its `_engine`, and looks up there what it does not define itself.
+
+    There are two, `PromptLogprobs` and within it `TensorParallelEngine`, each with a `step` of its own. The hooks are
+    those of the stage's engine, and each is called once.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

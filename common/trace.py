@@ -16,6 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
+
+from .transfers import current
+
 
 class Work(NamedTuple):
     """What one step did for one request: its phase, and how many of its tokens went through the model."""
@@ -71,9 +75,10 @@ class StepRecord:
 
 
 class Trace:
-    """The last 8,192 steps. Iterating gives `StepRecord`s, oldest first."""
+    """The last 8,192 steps, taken on this device. Iterating gives `StepRecord`s, oldest first."""
 
-    def __init__(self):
+    def __init__(self, device: torch.device):
+        self.device = device
         self._records: deque[StepRecord] = deque(maxlen=8192)
         self.steps = 0  # since the start, those that have left the buffer included
 
@@ -101,11 +106,12 @@ class Trace:
 
     @contextmanager
     def step(self) -> Iterator[StepRecord]:
-        """Time one step and keep its record, even if the step fails."""
+        """Time one step and keep its record, even if the step fails. Its kernels are launched on the trace's device."""
         record = StepRecord(self.steps, time.perf_counter())
         self.steps += 1
         try:
-            yield record
+            with current(self.device):  # whichever thread takes the step
+                yield record
         finally:
             record.end = time.perf_counter()
             record.freeze()

@@ -21,6 +21,7 @@ from common.loader import load_model
 from common.reference import Reference
 from common.sampling import SamplingParams, sample
 from common.serving.metrics import Measured
+from common.serving.prompt_logprobs import PromptLogprobs
 from tests.helpers.engine_options import GREEDY, MAX_TOKENS, drain, endless
 from tests.helpers.interruptions import MOMENTS, Interruptions
 from tests.helpers.quantized_reference import take_weights
@@ -279,7 +280,8 @@ def test_interrupted_steps_harm_no_request(engine, prompts, expected, monkeypatc
     runners = [worker.engine for worker in engine.fleet.workers] if hasattr(engine, "fleet") else [engine]
     with monkeypatch.context() as patch:
         interruptions = [Interruptions(runner, patch) for runner in runners]
-        for around in (engine, Measured(engine, "model"), Watched(engine)):
+        patch.setattr(engine, "hooks", [Measured(engine, "model"), Watched(engine)])
+        for around in (engine, PromptLogprobs(engine)):
             requests = [around.add(prompt, GREEDY) for prompt in prompts[:6]]
             while not all(request.finished for request in requests):
                 with suppress(KeyboardInterrupt):  # each time, one more request is aborted

@@ -71,9 +71,9 @@ def build_server(engine: BaseEngine, stage: Path, args: argparse.Namespace):
 
     Stages 01 and 02 get the server of the later ones around their loop.
     """
-    lesson, watched = lesson_of(stage.name), Watched(engine)
-    module = server_module(stage)
-    server = getattr(module, "build_server", build_plain_server)(watched, args)
+    engine.hooks.append(watched := Watched(engine))
+    lesson, module = lesson_of(stage.name), server_module(stage)
+    server = getattr(module, "build_server", build_plain_server)(engine, args)
     if books.can_pause(engine):
         watched.pace.limit(PACE if args.steps_per_second is None else args.steps_per_second or None)
     app = server.config.app

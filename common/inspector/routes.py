@@ -91,7 +91,7 @@ def router(stage: Path, watched: Watched, engine_thread, clients: Clients, hello
             "steps_per_second": watched.pace.steps_per_second or 0,
             "clients": clients.count,
             "long_prompts": clients.long_prompts,
-            "killable": sorted(books.killable(watched)),
+            "killable": sorted(books.killable(watched.engine)),
         }
 
     @routes.post("/send")
@@ -129,7 +129,7 @@ def router(stage: Path, watched: Watched, engine_thread, clients: Clients, hello
         steps_per_second: Annotated[float | None, Body(ge=0, le=1000)] = None,
     ):
         """steps_per_second: 0 for as many as the engine can; None leaves it as it is."""
-        if not books.can_pause(watched):
+        if not books.can_pause(watched.engine):
             raise HTTPException(409, "the workers of this stage have loops of their own: they cannot be stopped here")
         if steps_per_second is not None:
             watched.pace.limit(steps_per_second or None)
@@ -139,14 +139,16 @@ def router(stage: Path, watched: Watched, engine_thread, clients: Clients, hello
 
     @routes.post("/abort")
     async def abort(request_id: Annotated[str, Body(embed=True)]):
-        if request_id not in watched.requests:
-            raise HTTPException(404, "this request has ended")
-        watched.abort_soon(request_id)
-        return controls()
+        """End a request, whichever client sent it."""
+        for stream in engine_thread._open:
+            if stream.request and stream.request.request_id == request_id:
+                engine_thread.abort(stream)
+                return controls()
+        raise HTTPException(404, "this request has ended")
 
     @routes.post("/kill")
     async def kill(worker: Annotated[int, Body(embed=True)]):
-        process = books.killable(watched).get(worker)
+        process = books.killable(watched.engine).get(worker)
         if process is None:
             raise HTTPException(404, "this worker is not a process of this machine that is up")
         os.kill(process, signal.SIGKILL)

@@ -49,20 +49,21 @@ def play(number: str, loaded: Loaded) -> list[str]:
     """Return the lines of a recording of a stage's scene: its hello, and its updates."""
     scene, stage = SCENES[number], stage_folder(number)
     lesson = lesson_of(stage.name)
-    watched = Watched(load_engine(number)(loaded, **lesson["options"] | scene.get("options", {})))
+    engine = load_engine(number)(loaded, **lesson["options"] | scene.get("options", {}))
+    engine.hooks.append(watched := Watched(engine))
     tape = Tape(json.dumps(watched.view.hello() | {"name": stage.name, "lesson": lesson}))
     watched.open_reader(tape)
     system, coming, steps = TEXTS.get(scene.get("system"), ""), list(scene["requests"]), 0
-    while steps < scene["steps"] and (coming or watched.has_unfinished):
+    while steps < scene["steps"] and (coming or engine.has_unfinished):
         while coming and coming[0][0] <= steps:
             _, tokens, prompt = coming.pop(0)
             prompt = TEXTS.get(prompt, prompt)
-            token_ids = chat_prompt(watched.tokenizer, prompt, system)
+            token_ids = chat_prompt(engine.tokenizer, prompt, system)
             watched.view.entitle(token_ids, prompt)
-            watched.add(token_ids, SamplingParams(max_tokens=tokens))
+            engine.add(token_ids, SamplingParams(max_tokens=tokens))
         watched.look_soon()  # A recording is played slowly: each step needs its own moment.
-        watched.step()
-        steps = max(steps + 1, watched.trace.steps) if number == "08" else steps + 1
+        engine.advance()
+        steps = max(steps + 1, engine.trace.steps) if number == "08" else steps + 1
     return tape.lines
 
 

@@ -1,7 +1,4 @@
-"""An engine that is watched: `Measured` of common/serving counts what it does, this one shows it.
-
-It takes over `step` and `abort`; everything else is the engine's own.
-"""
+"""A hook that shows what its engine does; `Measured` of common/serving is one that counts it."""
 
 import json
 import time
@@ -10,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
-from common.engine import Around, BaseEngine
+from common.engine import BaseEngine, Hook
 from common.request import Request
 from common.step_clock import StepClock
 
@@ -25,11 +22,15 @@ MAX_RECENT = 64  # requests that have ended and are still told to a page that op
 IDLE_SECONDS = 0.1  # an idle engine looks up this often, so that a page that opens is told at once
 
 
-class Watched(Around):
-    """Looks at its engine between two steps, at most MAX_LOOKS times a second, and only while there are `readers`."""
+class Watched(Hook):
+    """Looks at its engine between two steps, at most MAX_LOOKS times a second, and only while there are `readers`.
+
+    pace: says whether the engine may take a step now.
+    """
 
     def __init__(self, engine: BaseEngine):
-        self._engine = engine
+        self.engine = engine
+        engine.idle_seconds = IDLE_SECONDS
         self.pace = Pace()
         self.readers: frozenset[Page | Tape] = frozenset()  # replaced as a whole, never changed: two threads read it
         self.view = View(engine)
@@ -41,26 +42,25 @@ class Watched(Around):
         self._ended: list[Request] = []  # since the last look
         self._recent: deque[Request] = deque(maxlen=MAX_RECENT)  # ended, watched or not
         self._next_look = 0.0
-        self._to_abort: deque[str] = deque()  # ids
         self._told: tuple[Any, ...] = ()  # running, waiting, memory and pages at the last look
 
-    @property
-    def idle_seconds(self) -> float:
-        return min(self._engine.idle_seconds or IDLE_SECONDS, IDLE_SECONDS)
-
-    def step(self) -> list[Request]:
-        """Run one step of the engine, if its pace permits one now, and look at what has changed."""
+    def before_step(self) -> bool:
         if bool(self.readers) != self._watching:
             self._start_or_stop()
-        changed = self._aborted()
-        if not self._engine.has_unfinished or self.pace.permit():
-            changed += self._step_and_listen() if self._watching else self._engine.step()
-        for request in changed:
-            if request.finished:
-                self._note_end(request)
         if self._watching:
+            self._before = self.engine.trace.steps, books.queue(self.engine)[0]
+        return not self.engine.has_unfinished or self.pace.permit()
+
+    def on_step(self, changed: list[Request]) -> list[Request]:
+        if self._watching:
+            self._note_step()
             self._look()
         return changed
+
+    def on_finish(self, request: Request) -> None:
+        self._recent.append(request)
+        if self._watching:
+            self._ended.append(request)
 
     def open_reader(self, reader: Page | Tape) -> None:
         """Tell this reader everything from now on, until `close_reader`. Both are called on the event loop."""
@@ -72,28 +72,6 @@ class Watched(Around):
     def look_soon(self) -> None:
         """Look after the next step, even if the pages were told a moment ago. From the engine's thread."""
         self._next_look = 0.0
-
-    def abort_soon(self, request_id: str) -> None:
-        """End a request before the next step, whichever client sent it; ignore an unknown id. From any thread."""
-        self._to_abort.append(request_id)
-
-    def _aborted(self) -> list[Request]:
-        asked = {self._to_abort.popleft() for _ in range(len(self._to_abort))}  # a button may be pressed twice
-        ended = [self._engine.requests[request_id] for request_id in asked if request_id in self._engine.requests]
-        for request in ended:
-            self._engine.abort(request.request_id)
-        return ended
-
-    def abort(self, request_id: str) -> None:
-        request = self._engine.requests.get(request_id)
-        self._engine.abort(request_id)
-        if request is not None:
-            self._note_end(request)
-
-    def _note_end(self, request: Request) -> None:
-        self._recent.append(request)
-        if self._watching:
-            self._ended.append(request)
 
     def _start_or_stop(self) -> None:
         """Begin with the first page that is opened; when the last one closes, forget what pages were told."""
@@ -107,27 +85,25 @@ class Watched(Around):
             self._known, self._told = Known(), ()
         self._watching = not self._watching
 
-    def _step_and_listen(self) -> list[Request]:
-        """Run a step, and note what the engine does not record: its parts, draft tokens and preempted requests."""
-        steps, (ran, _) = self._engine.trace.steps, books.queue(self._engine)
-        changed = self._engine.step()
-        if self._engine.trace.steps > steps:
-            record = self._engine.trace[-1]
+    def _note_step(self) -> None:
+        """Note what the engine does not record of a step: its parts, draft tokens and preempted requests."""
+        steps, ran = self._before
+        if self.engine.trace.steps > steps:
+            record = self.engine.trace[-1]
             parts = {name: round(1e3 * spent, 2) for name, spent in self.clock.take(record.seconds).items()}
             found = {"parts": parts, "drafts": self.clock.take_drafts()}
             extra: dict[str, Any] = {name: told for name, told in found.items() if told}
-            runs = set(books.queue(self._engine)[0])
-            if gave_way := [name for name in ran if name not in runs and name in self._engine.requests]:
+            runs = set(books.queue(self.engine)[0])
+            if gave_way := [name for name in ran if name not in runs and name in self.engine.requests]:
                 extra["preempted"] = gave_way
             if extra:
                 self.view.extras[record.index] = extra
-        return changed
 
     def _look(self) -> None:
         """Tell the pages what is new, unless they were told a moment ago."""
         start, readers = time.perf_counter(), self.readers
         newcomers = [reader for reader in readers if reader.is_new]
-        if start < self._next_look and self._engine.has_unfinished and not newcomers:
+        if start < self._next_look and self.engine.has_unfinished and not newcomers:
             return
         if others := readers.difference(newcomers):
             update = self.view.update(self._known, self._ended)

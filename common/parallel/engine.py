@@ -47,7 +47,7 @@ class TensorParallelEngine(Around):
     of its Engine and of `make_engine`, with `kv_memory` per rank. All other attributes are those of rank 0's engine.
     """
 
-    generate = BaseEngine.generate  # uses only `add`, `step` and `abort`
+    generate, advance = BaseEngine.generate, BaseEngine.advance  # with the `add`, `step` and `abort` from here
 
     def __init__(self, ranks: Ranks, stage: str | Path, **options: Any):
         check_deterministic(load_engine(stage), options)

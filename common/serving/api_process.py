@@ -34,8 +34,6 @@ from multiprocessing.connection import Connection
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import torch
-
 from common.engine import BaseEngine
 from common.errors import InvalidInput, out_of_memory
 from common.loader import Loaded
@@ -177,7 +175,6 @@ class RemoteEngine(BaseEngine):
                     put(partial(self._inbox.append, self._connection.recv()))
             put(partial(self._inbox.append, EngineFailed("its process has ended")))
 
-        self.device = torch.device("cpu")  # `step` must take no GPU context here. The metrics know the GPU already.
         threading.Thread(target=read, name="reports", daemon=True).start()
 
     def _take(self, request: Request, output: EngineCoreOutput) -> None:

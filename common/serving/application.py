@@ -18,19 +18,18 @@ from .stream_interval import Intervals
 
 
 def complete_application(app: FastAPI, engine_thread, args: argparse.Namespace) -> None:
-    """Complete an application that has `POST /generate` and `GET /health`. The engine must be a `Measured` one."""
-    measured: Measured = engine_thread.engine  # or a wrapper of it
-    defaults = measured.sampling_defaults if args.generation_config else {}
+    """Complete an application that has `POST /generate` and `GET /health`."""
+    engine = engine_thread.engine
+    engine.hooks.append(measured := Measured(engine, args.served_model_name or engine.name))
+    defaults = engine.sampling_defaults if args.generation_config else {}
     if engine_thread.tokenizer is not None:
         set_template(engine_thread.tokenizer, args.chat_template)
     if args.ttft_objective or args.tpot_objective:
-        engine_thread.engine = Promises(
-            engine_thread.engine, args.ttft_objective, args.tpot_objective, scheduling_of(args)
-        )
-    if measured.model_name in measured.adapters:
+        engine.hooks.append(Promises(engine, args.ttft_objective, args.tpot_objective, scheduling_of(args)))
+    if measured.model_name in engine.adapters:
         raise InvalidInput(f"{measured.model_name!r} is the model's own name: give the adapter another one")
     if args.stream_interval > 1:
-        engine_thread.engine = Intervals(engine_thread.engine, args.stream_interval)
+        engine.hooks.append(Intervals(args.stream_interval))
     service = routes.Service(engine_thread, measured.model_name, defaults, args.scheduling)
     app.include_router(routes.router(service))
     app.include_router(responses.router(service))

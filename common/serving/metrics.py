@@ -1,7 +1,7 @@
 """Metrics for Prometheus, under vLLM's names, so that dashboards made for vLLM show this server too.
 
-`Measured` wraps the engine for the engine thread, and sees every request arrive, gain tokens and end. Gauges come from
-the engine's `stats()` after its last step.
+`Measured` is a hook of the engine, and sees every request arrive, gain tokens and end. Gauges come from the engine's
+`stats()` after its last step.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from common.engine import Around, BaseEngine
+from common.engine import BaseEngine, Hook
 from common.request import FinishReason, Request
 from common.toml import read_toml
 
@@ -23,14 +23,16 @@ TABLES = read_toml(Path(__file__).with_suffix(".toml"))
 COUNTED, COUNTERS, HISTOGRAMS = (TABLES[kind] for kind in ("counted", "counters", "histograms"))
 
 
-class Measured(Around, Collector):
-    """An engine with metrics. It overrides only the methods through which requests arrive, progress and end."""
+class Measured(Hook, Collector):
+    """The metrics of an engine."""
 
     def __init__(self, engine: BaseEngine, model_name: str):
         self._engine, self.model_name = engine, model_name
+        self._steps = 0  # whose records the metrics include
         self._waiting: dict[str, Request] = {}  # not yet in any step
         self._scheduled: dict[str, float] = {}  # for each running request, when its first step began
         self._counted: dict[str, int] = {}  # for each request, output tokens that the metrics include
+        self._finished: list[Request] = []  # since the last step
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)  # processor time and memory of this process
         self.last_stats = engine.stats()  # after the last step: the engine itself may be in the middle of one
@@ -54,36 +56,31 @@ class Measured(Around, Collector):
         for reason in get_args(FinishReason):  # a rate needs a zero before the first one
             self._ended.labels(model_name, reason)
 
-    def add(self, *arguments, **options) -> Request:
-        request = self._engine.add(*arguments, **options)
+    def on_add(self, request: Request) -> None:
         self._waiting[request.request_id] = request
-        return request
 
-    def step(self) -> list[Request]:
-        before = self._engine.trace.steps
-        changed = self._engine.step()
-        for record in self._engine.trace.since(before):  # in stage 08, steps of several workers
+    def on_step(self, changed: list[Request]) -> list[Request]:
+        trace = self._engine.trace
+        for record in trace.since(self._steps):  # in stage 08, steps of several workers
             for work in record.works:
                 if request := self._waiting.pop(work.request_id, None):
                     self._scheduled[request.request_id] = record.start
                     self._observe(request_queue_time_seconds=record.start - request.timings.arrival)
+        self._steps = trace.steps
         for request in changed:
             self._observe_tokens(request)
-            if request.finished:
-                self._observe_end(request)
+        for request in self._finished:
+            self._observe_end(request)
+        self._finished = []
         return changed
 
-    def abort(self, request_id: str) -> None:
-        request = self._engine.requests.get(request_id)
-        self._engine.abort(request_id)
-        if request is not None:
-            self._observe_end(request)
+    def on_finish(self, request: Request) -> None:
+        self._finished.append(request)  # Its step has no record yet.
 
-    def stats(self) -> dict[str, float]:
-        before, self.last_stats = self.last_stats, self._engine.stats()
+    def on_stats(self, stats: dict[str, float]) -> None:
         for key in COUNTED:
-            self._lost[key] += max(0, before.get(key, 0) - self.last_stats.get(key, 0))
-        return self.last_stats
+            self._lost[key] += max(0, self.last_stats.get(key, 0) - stats.get(key, 0))
+        self.last_stats = stats
 
     def exposition(self) -> bytes:
         """Return all metrics in Prometheus' text format."""

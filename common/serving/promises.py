@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from common.engine import Around, BaseEngine
+from common.engine import BaseEngine, Hook
 from common.errors import QueueFull
 from common.policies import Scheduling
 from common.request import Request
@@ -30,8 +30,8 @@ class PromiseBroken(QueueFull):
         self.headers = {"Retry-After": str(min(MAX_SECONDS, max(1, math.ceil(seconds))))}
 
 
-class Promises(Around):
-    """An engine whose `add` raises PromiseBroken. All other attributes are the engine's own.
+class Promises(Hook):
+    """Measures an engine's rates, and refuses with PromiseBroken.
 
     ttft, tpot: seconds to the first token, and for each further one; None: not promised. scheduling: which waiting
     requests run before a new one.
@@ -43,7 +43,7 @@ class Promises(Around):
         self._gained: dict[str, int] = {}  # output tokens of unfinished requests
         self._since: float | None = None  # when the last step ended; None: the engine was idle then
 
-    def add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+    def before_add(self, prompt: Sequence[int], params: SamplingParams) -> None:
         # A refusal measures nothing. So an idle engine takes every request, and `ttft` holds only if there is a queue.
         late = self._prompts.seconds(self._ahead(len(prompt), params)) - (self.ttft or math.inf)
         if late > 0 and self._since is not None and self._waiting():
@@ -53,7 +53,6 @@ class Promises(Around):
         if self._since is not None and each > (self.tpot or math.inf):
             message = f"a token takes {each:.3f} s, and {self.tpot:g} are promised"
             raise PromiseBroken(f"{message}: try again later", HALF_LIFE)
-        return self._engine.add(prompt, params)
 
     def _ahead(self, tokens: int, params: SamplingParams) -> float:
         """Return how many prompt tokens run until these have run, themselves included."""
@@ -71,21 +70,26 @@ class Promises(Around):
         """Return the requests without a token, but for those that are only scored."""
         return [one for one in self._engine.requests.values() if not one.token_ids and one.max_tokens]
 
-    def step(self) -> list[Request]:
-        begun = sum(bool(one.token_ids) for one in self._engine.requests.values())
-        oldest = min((one.timings.arrival for one in self._waiting()), default=math.inf)
-        start = time.perf_counter() if self._since is None else self._since
-        changed = self._engine.step()
+    def before_step(self) -> bool:
+        """Note how many requests have a token, when the oldest without one arrived, and the time if all is new."""
+        self._begun = sum(bool(one.token_ids) for one in self._engine.requests.values())
+        self._oldest = min((one.timings.arrival for one in self._waiting()), default=math.inf)
+        if self._since is None:
+            self._since = time.perf_counter()
+        return True
+
+    def on_step(self, changed: list[Request]) -> list[Request]:
         now = time.perf_counter()
+        seconds = now - self._since
         first = [one for one in changed if one.token_ids and one.request_id not in self._gained]
-        if now - oldest > QUEUED_SHARE * (self.ttft or 0.0):
-            self._prompts.add(sum(len(one.prompt_token_ids) for one in first), now - start, now - start)
-        if begun:
+        if now - self._oldest > QUEUED_SHARE * (self.ttft or 0.0):
+            self._prompts.add(sum(len(one.prompt_token_ids) for one in first), seconds, seconds)
+        if self._begun:
             gained = sum(len(one.token_ids) - self._gained.get(one.request_id, len(one.token_ids)) for one in changed)
-            self._tokens.add(gained, (now - start) * begun, now - start)
-        self._gained |= {one.request_id: len(one.token_ids) for one in changed if one.token_ids}
-        self._gained = {name: count for name, count in self._gained.items() if name in self._engine.requests}
-        self._since = now if self._engine.requests else None
+            self._tokens.add(gained, seconds * self._begun, seconds)
+        unfinished = self._engine.requests.values()
+        self._gained = {one.request_id: len(one.token_ids) for one in unfinished if one.token_ids}
+        self._since = now if unfinished else None
         return changed
 
 

@@ -23,7 +23,6 @@ from common.errors import InvalidInput
 from common.loader.shard import VocabularyParallelHead
 from common.request import Request, prompt_tokens
 from common.sampling import SamplingParams, TokenLogprobs, token_logprobs
-from common.transfers import current
 
 PIECE = 64  # tokens run and scored at once: with 20 log-probabilities each, no more work than a full step
 
@@ -49,7 +48,7 @@ class PromptScorer:
         if not self.texts:
             return None
         request, pieces = next(iter(self.texts.values()))
-        with torch.inference_mode(), current(self._engine.device):
+        with torch.inference_mode(), self._engine.on_device():
             request.logprobs += next(pieces)
         if len(request.logprobs) < len(request.prompt_token_ids):
             return None
@@ -88,6 +87,8 @@ class PromptLogprobs(Around):
     ) -> Request:
         if not isinstance(params, PromptLogprobsParams):
             return self._engine.add(prompt, params, request_id)
+        for hook in self.hooks:
+            hook.before_add(prompt, params)
         token_ids = prompt_tokens(prompt, self._engine.tokenizer, self._engine.config)
         request_id = request_id or f"scoring-{next(self._numbers)}"
         request = Request(request_id, token_ids, params, None, frozenset(), max_tokens=0)
@@ -101,8 +102,8 @@ class PromptLogprobs(Around):
         return request
 
     def step(self) -> list[Request]:
-        """Run one step of the engine, then score a piece of the oldest text."""
-        changed = self._engine.step()
+        """Run one step of the engine, with its hooks, then score a piece of the oldest text."""
+        changed = self._engine.advance()
         if (request := self._scorer.step()) is None:
             return changed
         request.finish("length")
@@ -116,6 +117,8 @@ class PromptLogprobs(Around):
 
     def stats(self) -> dict[str, float]:
         stats = self._engine.stats()
+        for hook in self.hooks:
+            hook.on_stats(stats)
         return stats | {"unfinished": stats["unfinished"] + len(self._scorer.texts)}
 
 

@@ -17,7 +17,6 @@ from common.engine import BaseEngine
 from common.serving.application import complete_application
 from common.serving.errors import ANSWERED, EngineDead, error_response
 from common.serving.generate_api import completion_json, parse_generate_body
-from common.serving.metrics import Measured
 from common.serving.prompt_logprobs import PromptLogprobs
 
 from .engine_thread import EngineThread, Stream
@@ -90,9 +89,8 @@ async def events(stream: Stream, watch: asyncio.Task) -> AsyncIterator[str]:
 
 
 def build_server(engine: BaseEngine, args: argparse.Namespace) -> Server:
-    """Build the whole server: the engine with metrics and scoring, its thread, /generate, OpenAI's API, and limits."""
-    measured = Measured(engine, args.served_model_name or engine.name)
-    engine_thread = EngineThread(PromptLogprobs(measured), args.max_queue)
+    """Build the whole server: the engine with scoring, its thread, /generate, OpenAI's API, metrics, and limits."""
+    engine_thread = EngineThread(PromptLogprobs(engine), args.max_queue)
     app = create_app(engine_thread)
     complete_application(app, engine_thread, args)
     return Server(app, engine_thread, args.host, args.port, args.log_level)

@@ -5,31 +5,29 @@ or a fast GPU takes no longer than that for each of its requests, so that chunks
 them. vLLM and SGLang have the same option.
 """
 
-from common.engine import Around, BaseEngine
+from common.engine import Hook
 from common.request import Request
 
 
-class Intervals(Around):
-    """An engine whose steps report a request at its first and last token, else every `tokens` tokens if there is text.
+class Intervals(Hook):
+    """Tells clients of a request's first and last token, else of every `tokens` tokens if there is text.
 
-    All other attributes are the engine's own.
+    It is the last hook, since those behind it would not see what it leaves out.
     """
 
-    def __init__(self, engine: BaseEngine, tokens: int):
-        self._engine, self._tokens = engine, tokens
+    def __init__(self, tokens: int):
+        self._tokens = tokens
         self._told: dict[str, tuple[int, int]] = {}  # by request id: tokens and final characters when last reported
 
-    def step(self) -> list[Request]:
-        return [request for request in self._engine.step() if self._due(request)]
+    def on_step(self, changed: list[Request]) -> list[Request]:
+        return [request for request in changed if self._due(request)]
 
-    def abort(self, request_id: str) -> None:
-        self._told.pop(request_id, None)
-        self._engine.abort(request_id)
+    def on_finish(self, request: Request) -> None:
+        self._told.pop(request.request_id, None)
 
     def _due(self, request: Request) -> bool:
         """Return whether a chunk is due. One without text would not be sent, so it does not count."""
         if request.finished:
-            self._told.pop(request.request_id, None)
             return True
         tokens, characters = self._told.get(request.request_id, (-self._tokens, 0))
         if len(request.token_ids) - tokens < self._tokens or request.stable_text_length == characters:

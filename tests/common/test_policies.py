@@ -187,20 +187,21 @@ def test_a_promise_that_would_be_broken_is_refused_and_an_idle_engine_promises_a
             now[0] += 1.0
             return super().step()
 
-    promises, numbers = Promises(Slow(), 3.0, None, Scheduling()), itertools.count()
+    slow, numbers = Slow(), itertools.count()
+    slow.hooks.append(Promises(slow, 3.0, None, Scheduling()))
 
     def add(times: int) -> None:
         for _ in range(times):
-            promises.add([next(numbers)] * 16, endless(1)).timings.arrival = now[0]
+            slow.add([next(numbers)] * 16, endless(1)).timings.arrival = now[0]
 
     add(2)
-    promises.step()
+    slow.advance()
     add(2)
     with pytest.raises(PromiseBroken, match="1.0 s later than the 3 s") as refused:
         add(1)
     assert refused.value.headers == {"Retry-After": "1"}
     for _ in range(3):
-        promises.step()
+        slow.advance()
     add(50)  # No request waits: all that comes before the next step is accepted.
 
 
@@ -223,8 +224,8 @@ def test_over_http_a_key_or_the_user_is_the_tenant_and_a_refusal_says_when_to_re
     (tmp_path / "keys").write_text("anna 111\n")
     options = "--api-keys", str(tmp_path / "keys"), "--tpot-objective", "1"
     tenants, body, engine = [], {"prompt": "a", "max_tokens": 1, "user": "eve"}, load_engine("06")(loaded)
-    add = engine.add
-    monkeypatch.setattr(engine, "add", lambda *given: tenants.append(given[1].tenant) or add(*given))
+    accept = engine.accept
+    monkeypatch.setattr(engine, "accept", lambda new: tenants.append(new.params.tenant) or accept(new))
     monkeypatch.setattr(Rate, "seconds", lambda *_: 9.0)
     with openai_server("06", loaded, engine=engine) as service:
         assert service.post(**body).status_code == 200

@@ -2,11 +2,13 @@
 
 import gc
 
+import torch
+
 from common.trace import Trace
 
 
 def test_the_garbage_collector_visits_a_step_and_not_what_it_did_for_each_request():
-    trace, steps, requests = Trace(), 500, 64
+    trace, steps, requests = Trace(torch.device("cpu")), 500, 64
     gc.collect()
     before = len(gc.get_objects())
     for _ in range(steps):

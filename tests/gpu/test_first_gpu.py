@@ -30,7 +30,8 @@ def test_a_step_runs_with_its_own_gpu_as_the_current_one(loaded, monkeypatch):
 
     class Engine(BaseEngine):
         def step(self):
-            return list(current)
+            with self.trace.step():
+                return list(current)
 
     engine = Engine(replace(loaded, device=SECOND))
     monkeypatch.setattr(torch.cuda, "device", device)

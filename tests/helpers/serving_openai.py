@@ -36,7 +36,7 @@ def openai_server(stage: str, loaded, *options: str, engine=None):
 class Service(serving_stage_03.Service):
     def __init__(self, url: str, server):
         super().__init__(url, server)
-        self.name = self.thread.engine.model_name
+        self.name = self.thread.engine.name
         self.client = openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60)
 
     def post(self, path: str = "/v1/completions", **body) -> httpx.Response:

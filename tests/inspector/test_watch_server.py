@@ -60,12 +60,17 @@ def test_the_page_may_change_things(server):
         return httpx.post(f"{server.page_url}/{path}", json=body, headers=KEY | {"Origin": server.url})
 
     assert post("load", {"clients": 2}).json()["clients"] == 2
-    wait_until(lambda: server.watched.trace.steps > 3)
+    wait_until(lambda: server.engine.trace.steps > 3)
     assert post("load", {"clients": 0}).json()["clients"] == 0
     wait_until(lambda: server.engine_thread.stats["unfinished"] == 0)
     assert post("load", {"clients": 1000}).status_code == 400
     assert post("kill", {"worker": 0}).status_code == 404
     assert post("abort", {"request_id": "unknown"}).status_code == 404
+    body = {"prompt": "a", "max_tokens": 1500, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{server.url}/generate", headers=KEY, json=body) as answer:
+        [request_id] = server.engine.requests
+        post("abort", {"request_id": request_id})
+        assert b'"abort"' in answer.read(), "any client's request, and the client is told"
 
 
 def test_a_learners_stage_is_named_apart_from_the_reference(loaded, tmp_path):

@@ -12,7 +12,7 @@ from common.inspector.screenshots import SCENES
 from common.inspector.watched import Watched
 from common.sampling import SamplingParams
 from common.stages import load_engine
-from tests.helpers.engine_options import drain, endless
+from tests.helpers.engine_options import endless
 
 OPTIONS = {"07": {"num_draft_tokens": 3}, "08": {"kv_memory": "16M", "num_draft_tokens": 3}}
 PROMPTS = ["The capital of France is", "Count from 1 to 30.", "What is 2+2?"]
@@ -21,16 +21,18 @@ PROMPTS = ["The capital of France is", "Count from 1 to 30.", "What is 2+2?"]
 def watched_engine(stage: str, loaded, **options) -> Watched:
     stage, *around = stage.split("+")
     engine_class = overlapped(load_engine(stage)) if around else load_engine(stage)
-    watched = Watched(engine_class(loaded, **OPTIONS.get(stage, {}), **options))
+    engine = engine_class(loaded, **OPTIONS.get(stage, {}), **options)
+    engine.hooks.append(watched := Watched(engine))
     watched.open_reader(Tape(""))
     return watched
 
 
 def updates(watched: Watched) -> list[dict]:
     """Run the engine to its end, and return what its page was told."""
-    drain(watched)
+    while watched.engine.has_unfinished:
+        watched.engine.advance()
     watched.look_soon()
-    watched.step()
+    watched.engine.advance()
     [tape] = watched.readers
     return [json.loads(line) for line in tape.lines[1:]]
 
@@ -41,7 +43,7 @@ def test_updates_add_up_to_what_the_engine_has_done(loaded, stage):
     params = endless(9)
     plain = load_engine(stage[:2])(loaded, **OPTIONS.get(stage, {})).generate(PROMPTS, params)
     watched = watched_engine(stage, loaded)
-    requests = [watched.add(prompt, params) for prompt in PROMPTS]
+    requests = [watched.engine.add(prompt, params) for prompt in PROMPTS]
     told = updates(watched)
     rows = [row for update in told for row in update["requests"]]
     for number, (request, expected) in enumerate(zip(requests, plain, strict=True)):
@@ -54,42 +56,33 @@ def test_updates_add_up_to_what_the_engine_has_done(loaded, stage):
         assert mine[-1]["finish"] == "length"
     works = [tuple(work) for update in told for step in update["steps"] for work in step["works"]]
     numbers = {request.request_id: number for number, request in enumerate(requests)}
-    done = [(numbers[one.request_id], one.phase, one.tokens) for record in watched.trace for one in record.works]
+    done = [(numbers[one.request_id], one.phase, one.tokens) for record in watched.engine.trace for one in record.works]
     assert works == done
     assert told[-1]["running"] == told[-1]["waiting"] == []
 
 
 def test_nothing_is_read_while_no_page_is_open(loaded, monkeypatch):
-    watched = Watched(load_engine("05")(loaded))
+    engine = load_engine("05")(loaded)
+    engine.hooks.append(watched := Watched(engine))
     monkeypatch.setattr(watched.view, "update", lambda *_: pytest.fail("the view was read for no page"))
     monkeypatch.setattr(watched.clock, "running", lambda: pytest.fail("the clock runs for no page"))
-    watched.add(PROMPTS[0], SamplingParams(max_tokens=4))
-    drain(watched)
+    engine.add(PROMPTS[0], SamplingParams(max_tokens=4))
+    while engine.has_unfinished:
+        engine.advance()
 
 
 def test_a_finished_request_is_told_once_and_forgotten(loaded):
     """A page may be open for weeks."""
     watched = watched_engine("05", loaded)
     for _ in range(3):
-        aborted, _ = (watched.add(PROMPTS[1], SamplingParams(max_tokens=3)) for _ in range(2))
-        watched.step()
-        watched.abort(aborted.request_id)
+        aborted, _ = (watched.engine.add(PROMPTS[1], SamplingParams(max_tokens=3)) for _ in range(2))
+        watched.engine.advance()
+        watched.engine.abort(aborted.request_id)
         told = updates(watched)
     assert not watched._known.requests
     rows = [row for update in told for row in update["requests"]]
     assert sorted(row["n"] for row in rows if "finish" in row) == sorted(row["n"] for row in rows if "id" in row)
     assert sum("id" in row for row in rows) == 6
-
-
-def test_a_request_is_aborted_once_before_the_next_step(loaded):
-    """The page aborts any client's request. The client's stream learns of it from the step, so it is told once."""
-    watched = watched_engine("05", loaded)
-    first, second = (watched.add(PROMPTS[1], SamplingParams(max_tokens=9)) for _ in range(2))
-    watched.pace.ask("pause")
-    for request_id in (first.request_id, first.request_id, "unknown"):
-        watched.abort_soon(request_id)
-    assert watched.step() == [first] and first.finish_reason == "abort" and not second.finished
-    assert watched.step() == []
 
 
 def test_the_pace_permits_what_was_asked_for():

@@ -142,7 +142,7 @@ def test_a_stream_has_a_chunk_for_every_so_many_tokens(loaded, expect, apart):
             assert all(count >= 4 for count in others[:-1]) and (apart or sum(others[-1:]) <= 4)
         service.hang_up_after(ENDLESS)
         wait_until(service.idle)
-        assert not service.thread.engine._told, "what has ended is forgotten"
+        assert not service.thread.engine.hooks[-1]._told, "what has ended is forgotten"
 
 
 def test_usage_comes_last_if_requested(service):

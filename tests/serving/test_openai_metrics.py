@@ -65,12 +65,10 @@ def test_speculation_is_counted(loaded, apart):
     assert apart or values["inter_token_latency_seconds_count"] == gaps, "reports may arrive together"
 
 
-def test_counters_keep_what_a_lost_worker_had_counted(loaded, monkeypatch):
-    engine = load_engine("06")(loaded)
-    measured, stats = metrics.Measured(engine, "bundled"), engine.stats()
+def test_counters_keep_what_a_lost_worker_had_counted(loaded):
+    measured = metrics.Measured(load_engine("06")(loaded), "bundled")
     for hits, shown in ((50, 50), (20, 50), (30, 60)):
-        monkeypatch.setattr(engine, "stats", lambda hits=hits: stats | {"prefix_tokens_hit": hits})
-        measured.stats()
+        measured.on_stats(measured.last_stats | {"prefix_tokens_hit": hits})
         assert f'vllm:prefix_cache_hits_total{{model_name="bundled"}} {shown}.0'.encode() in measured.exposition()
 
 
@@ -87,14 +85,14 @@ def test_waiting_requests_cost_a_step_nothing(loaded):
         __iter__ = items = values = keys = _refuse
 
     engine = load_engine("06")(loaded, max_running=1, token_budget=64)
-    measured = metrics.Measured(engine, "bundled")
+    engine.hooks.append(measured := metrics.Measured(engine, "bundled"))
     for number in range(20):
-        measured.add([5 + number] * 100, endless(2))
+        engine.add([5 + number] * 100, endless(2))
     engine.requests = Unseen(engine.requests)
     for tokens in (0, 100):
-        measured.step()
+        engine.advance()
         assert f'vllm:prompt_tokens_total{{model_name="bundled"}} {tokens}.0'.encode() in measured.exposition()
-    ended = sum(request.finished for _ in range(58) for request in measured.step())
+    ended = sum(request.finished for _ in range(58) for request in engine.advance())
     assert ended == 20 and not engine.has_unfinished
     assert b'vllm:generation_tokens_total{model_name="bundled"} 40.0' in measured.exposition()
 

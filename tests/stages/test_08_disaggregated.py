@@ -73,7 +73,8 @@ def test_a_router_without_weights_has_prompts_scored(loaded, monkeypatch, dies):
     """By a worker, between its steps; by the next one if it dies. It pays with no page and counts as no output."""
     monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FaultyFleet)
     router = Engine(loaded, num_draft_tokens=0)
-    engine = PromptLogprobs(Measured(router, "m"))
+    engine = PromptLogprobs(router)
+    engine.hooks.append(measured := Measured(router, "m"))
     router.model = None
     text, params = [11 + i % 97 for i in range(300)], PromptLogprobsParams(logprobs=2)
     alone = PromptLogprobs(WorkerEngine(loaded, num_draft_tokens=0))
@@ -91,7 +92,7 @@ def test_a_router_without_weights_has_prompts_scored(loaded, monkeypatch, dies):
     engine.step()  # delivers the mail
     assert scored.logprobs == expected.logprobs and (scored.finish_reason, scored.token_ids) == ("length", [])
     assert len(story.token_ids) == 12 == engine.stats()["generated_tokens"]
-    assert 'request_success_total{finished_reason="length",model_name="m"} 1.0' in engine.exposition().decode()
+    assert 'request_success_total{finished_reason="length",model_name="m"} 1.0' in measured.exposition().decode()
     assert router.handles[0].seen.longest(text) == 0 and not any(worker.held for worker in router.fleet.workers)
     left = engine.add(text, params)
     engine.step()

@@ -196,8 +196,9 @@ def draw_memory(document: dict, png: Path) -> None:
 
 def draw_cost(document: dict, png: Path) -> None:
     sizes, slots, pages = document["sizes"], document["sides"][BEFORE], document["sides"][NOW]
-    before, now = (side["step_attention_ms"]["median"][-1] for side in (slots, pages))
-    message = f"With {sizes['batches'][-1]} requests, attention takes {before:.1f} ms over slots, {now:.1f} over pages"
+    times = slots["step_attention_ms"], pages["step_attention_ms"], pages["gathering_step_attention_ms"]
+    message = "{} requests: attention takes {:.1f} ms over slots, {:.1f} over pages, {:.1f} gathered"
+    message = message.format(sizes["batches"][-1], *(time["median"][-1] for time in times))
     remark = (
         f"A step in which that many requests decode, {sizes['context']} tokens behind each. Gathered first: "
         "--attention torch.\nDashed, the lower bound: all weights and K and V read once, or the arithmetic where it "

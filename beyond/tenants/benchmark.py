@@ -106,7 +106,7 @@ def draw(document: dict, png: Path) -> None:
 def report(document: dict) -> dict[str, Rows]:
     sides, sizes = document["sides"], document["sizes"]
     base = sides["equals"]["p99_ms"]["median"]
-    rows = [["load, policy", "first token of quiet tenants, p50, ms", "p99, ms", "of no flood", "output tokens/s"]]
+    rows = [["load, policy", "first token of quiet tenants, p50, ms", "p99, ms", "p99 ratio", "output tokens/s"]]
     for side, label in LABELS.items():
         p50, p99, rate = (sides[side][name]["median"] for name in ("p50_ms", "p99_ms", "tokens_per_second"))
         rows.append(

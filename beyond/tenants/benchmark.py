@@ -95,7 +95,7 @@ def draw(document: dict, png: Path) -> None:
     message = message.format(*(waits[side] / waits["equals"] for side in ("fcfs", "fair")))
     remark = f"A flood of {sizes['flooding']} clients. In time: a first token within {sizes['ttft']:g} s."
     with plots.page(png, document, message, columns=2, height=4.6, remark=remark) as (wait, goodput):
-        plots.bars(wait, [STAGE] * 3, [sides[side]["p99_ms"] for side in LABELS], list(LABELS.values()))
+        plots.bars(wait, [STAGE] * 3, [sides[side]["p99_ms"] for side in LABELS], list(LABELS.values()), dots=True)
         plots.logarithmic(wait)
         plots.axes(wait, "", "milliseconds", "First token of quiet tenants, p99")
         plots.line(goodput, sizes["loads"], sides["promises"]["goodput"], STAGE, "with promises")

@@ -64,8 +64,8 @@ def draw(document: dict, png: Path) -> None:
     clients, sides = document["sizes"]["compared_clients"], document["sides"]
     at = document["sizes"]["clients"].index(clients)
     rates = [side["tokens_per_second"]["median"][at] for side in sides.values()]
-    first, best = plots.short(rates[0]), plots.short(max(rates))
-    message = f"{first} tokens per second become {best}: the same model, the same answers"
+    first, best = plots.short(rates[0]), plots.short(float(f"{max(rates):.1g}"))  # Several stages are about as fast.
+    message = f"{first} tokens per second become about {best}: the same model, the same answers"
     remark = (
         f"{clients} clients without HTTP; medians over requests. In 08 one process prefills and one decodes, each on "
         "half of the cores: fewer tokens, steadier gaps."
@@ -73,7 +73,7 @@ def draw(document: dict, png: Path) -> None:
     with plots.page(png, document, message, columns=2, remark=remark) as panels:
         for panel, (metric, title) in zip(panels, PANELS.items(), strict=True):
             figures = [{key: side[metric][key][at] for key in SPREAD} for side in sides.values()]
-            plots.bars(panel, list(sides), figures, list(map(story, sides)), lying=True)
+            plots.bars(panel, list(sides), figures, list(map(story, sides)), lying=True, dots=panel is panels[1])
             panel.set_title(title)
         panels[1].set(yticks=[], xscale="log", xticks=[])
         panels[1].tick_params(axis="x", which="minor", bottom=False, labelbottom=False)

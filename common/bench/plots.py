@@ -150,10 +150,21 @@ def predicted(panel, x: Sequence[float], figure: dict[str, Any], label: str, sid
     panel.plot(x, figure["median"], label=label, zorder=4, **style)  # It is drawn over the line that it predicts.
 
 
-def bars(panel, sides: Sequence[str], figures: Sequence[dict], labels: Sequence[str], *, lying: bool = False) -> None:
-    """Draw one bar for each side, its value at its end, a thin line from least to most. lying: from top to bottom."""
+def bars(
+    panel,
+    sides: Sequence[str],
+    figures: Sequence[dict],
+    labels: Sequence[str],
+    *,
+    lying: bool = False,
+    dots: bool = False,
+) -> None:
+    """Draw one bar for each side, its value at its end, a thin line from least to most. lying: from top to bottom.
+
+    dots: in place of bars, for a logarithmic axis, on which lengths say nothing.
+    """
     figure = {key: [each[key] for each in figures] for key in ("median", "min", "max")}
-    draw_bars(panel, labels, figure, 0.6, list(map(color, sides)), lying=lying)
+    draw_bars(panel, labels, figure, 0.6, list(map(color, sides)), lying=lying, dots=dots)
     if lying:
         panel.set(xticks=[], xmargin=0.2, ymargin=0.02)
         panel.grid(visible=False)
@@ -173,14 +184,17 @@ def grouped_bars(panel, groups: Sequence, figures: dict[str, dict], tints: dict[
     panel.margins(y=0.16)
 
 
-def draw_bars(panel, places, figure, width, tint, *, lying=False, label="_", size=11) -> None:
-    """Draw bars with a thin line from least to most, and beyond it the value."""
+def draw_bars(panel, places, figure, width, tint, *, lying=False, dots=False, label="_", size=11) -> None:
+    """Draw bars, or dots, with a thin line from least to most, and beyond it the value."""
     each = list(zip(figure["median"], figure["min"], figure["max"], strict=True))
     reach = [[median - least for median, least, _ in each], [most - median for median, _, most in each]]
     draw, direction = (panel.barh, "xerr") if lying else (panel.bar, "yerr")
     style = {"color": tint, "label": label, "ecolor": TEXT, "error_kw": {"elinewidth": 1.2}, direction: reach}
+    if dots:
+        style["color"] = "none"
+        panel.scatter(*([figure["median"], places] if lying else [places, figure["median"]]), s=80, c=tint, zorder=3)
     bars = draw(places, figure["median"], width, **style)
-    panel.bar_label(bars, [short(median) for median, _, _ in each], padding=4, fontsize=size)
+    panel.bar_label(bars, [short(median) for median, _, _ in each], padding=9 if dots else 4, fontsize=size)
 
 
 def short(value: float) -> str:

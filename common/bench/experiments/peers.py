@@ -294,7 +294,6 @@ def report(document: dict) -> dict[str, Rows]:
         "spread": by_case("decode", "spread"),
         "closed": over_http("closed", "clients", [clients for clients, _ in sizes["closed"]]),
         "open": over_http("open", "arriving/s", sizes["open"]),
-        "left out": [["side", "why"], *map(list, document["missing"].items())],
     }
 
 

@@ -4,8 +4,6 @@ Method. The requests of nano-vllm's bench.py, number for number: 256 prompts of 
 as many, at a temperature of 0.6, all known from the start; 142,827 tokens go in and 133,966 come out. "floor" is the
 time that the card needs for the bytes and the arithmetic alone: K and V, and the weights once a step, at the rate of a
 copy, and the prompts at 70 % of the rate of products.
-
-Expectation. Production engines reach about two thirds of the floor.
 """
 
 import time

@@ -99,7 +99,15 @@ def test_tags_that_are_tokens(tokens):
 
 @pytest.mark.parametrize(
     ("tokens", "model", "end"),
-    [(4097, 4096, 0), (4096, 4160, 0), (4130, 4098, 0), (4130, 4160, 4098), (4130, 4098, 4098), (4097, 4160, 4098)],
+    [
+        (4097, 4096, 0),
+        (4097, 4098, 0),
+        (4096, 4160, 0),
+        (4130, 4098, 0),
+        (4130, 4160, 4098),
+        (4130, 4098, 4098),
+        (4097, 4160, 4098),
+    ],
 )
 def test_tokenizer_model_and_ends_may_have_any_sizes(draft, tokens, model, end):
     """An answer has its form all the same, or there is no token that ends it."""

@@ -7,6 +7,7 @@ import random
 import re
 import signal
 import ssl
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -23,6 +24,10 @@ gc.disable()  # until all tests are collected: imported objects stay, and each c
 # One thread for each process: beside other processes, OpenMP's threads wait for each other longer than they compute.
 for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
     os.environ.setdefault(variable, "1")  # before torch and numba read them
+
+# Hundreds of processes import torch, Ray or the course, and each would compile all of it again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Each call of httpx would read all certificates, which takes 20 ms.
 ssl.create_default_context = cache(ssl.create_default_context)
@@ -57,7 +62,6 @@ WITH_A_LOOP_AROUND = ["04_continuous_batching+overlap", "06_prefix_cache+overlap
 DRAFTS = {"draft": 4, "lookup": 8}  # Stage 07 also runs with these numbers of draft tokens, whether they pay or not.
 WITH_8_BITS = ["06_prefix_cache+int8", "08_disaggregated+int8"]  # K and V in 8 bits, the reference's rounded, too
 PROMPT_COUNT = 13
-LONG = 40  # tests: a longer file has a group for each stage
 PLAIN = {int, float, str, bool, type(None)}  # They hold no objects, and are most of what an engine holds.
 
 
@@ -82,11 +86,13 @@ def pytest_generate_tests(metafunc):
     if "engine_class" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("--engine")
         stages = [chosen] if chosen else [folder.name for folder in stage_folders()]
-        stages += [] if chosen else [*WITH_A_LOOP_AROUND, *WITH_8_BITS]
+        # Quantised weights know of no loop, and of no K and V.
+        stages += [] if chosen or "quantization" in metafunc.fixturenames else [*WITH_A_LOOP_AROUND, *WITH_8_BITS]
         if metafunc.config.getoption("--device") == "cpu":
             stages += [f"{stage}+{draft}" for stage in stages if re.search(r"07_\w+$", stage) for draft in DRAFTS]
-        values = [[stage, stage in WITH_8_BITS] for stage in stages]
-        metafunc.parametrize(["engine_class", "kv_int8"], values, ids=stages, indirect=True, scope="session")
+        # None, which is the value outside the contract as well: else each change would load and answer all again.
+        values = [[stage, "int8" if stage in WITH_8_BITS else None] for stage in stages]
+        metafunc.parametrize(["engine_class", "kv_type"], values, ids=stages, indirect=True, scope="session")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -106,13 +112,13 @@ def pytest_collection_modifyitems(config, items):
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     if config.getoption("loadgroup", False):  # of pytest-xdist
-        of_file = Counter(item.path for item in items)
-        groups = {item: group_of(item, of_file[item.path]) for item in items}
+        groups = {item: group_of(item) for item in items}
         sizes = Counter(groups.values())
         for item, group in groups.items():
             item.add_marker(pytest.mark.xdist_group(group))
-        # A file of few tests runs whole programs. Those of many short ones come last, and level the processes out.
-        first = ("ray", "milestones")
+        # A file of few tests runs whole programs. Those of many short ones come last, and level the processes out,
+        # but for three that have a test of a minute as well.
+        first = ("ray", "milestones", "test_faults", "test_gguf", "test_sampling")
         items.sort(key=lambda item: (not groups[item].startswith(first), sizes[groups[item]], groups[item]))
 
 
@@ -121,10 +127,10 @@ def pytest_runtestloop():
     gc.enable()
 
 
-def group_of(item, of_file: int) -> str:
-    """Return the group of a test, which one process runs in order: its file, and in a long one the stage as well.
+def group_of(item) -> str:
+    """Return the group of a test, which one process runs in order: its file, and of the contract the stage.
 
-    of_file: the number of tests in its file; that of a long one takes a minute, as the contract and all milestones.
+    What has a reference of its own, quantised weights or K and V in 8 bits, is one group of the contract.
     Tests under Ray are two groups, which come first, since both wait for most of the time. Those of one start workers
     that compute, with deadlines that they would miss beside each other, or share their Ray; the others start and end
     one. All that have a fork server load the models are one group, and take a minute too.
@@ -134,9 +140,11 @@ def group_of(item, of_file: int) -> str:
         return "ray, workers" if together else "ray, others"
     if "loaded_once" in item.fixturenames:
         return "milestones"
-    params = item.callspec.params if hasattr(item, "callspec") else {}
-    stage = params.get("engine_class") or params.get("stage")
-    return f"{item.path.stem}:{Path(stage).name}" if stage and of_file > LONG else item.path.stem
+    if "engine_class" in item.fixturenames:
+        params = item.callspec.params
+        kind = "quantised" if "quantization" in params else params["kv_type"] or Path(params["engine_class"]).name
+        return f"contract:{kind}"
+    return item.path.stem
 
 
 def is_about(item, folder: Path) -> bool:
@@ -170,16 +178,16 @@ def ctrl_c() -> Iterator[Callable[[], None]]:
 
 
 @pytest.fixture(scope="session")
-def kv_int8(request) -> bool:
-    """Whether engines keep K and V in 8 bits; set with `engine_class`."""
-    return getattr(request, "param", False)
+def kv_type(request) -> str | None:
+    """In what engines keep K and V, if not in the model's type; set with `engine_class`."""
+    return getattr(request, "param", None)
 
 
 @pytest.fixture(scope="session")
-def loaded(request, kv_int8) -> Loaded:
+def loaded(request, kv_type) -> Loaded:
     """The bundled checkpoint in float32."""
     options = {name: request.config.getoption(f"--{name}") for name in ("device", "quantization")}
-    loaded = load_model(dtype="float32", kv_dtype="int8" if kv_int8 else "auto", **options)
+    loaded = load_model(dtype="float32", kv_dtype=kv_type or "auto", **options)
     freeze_loaded_objects()  # Otherwise each garbage collection around an engine takes 0.2 s.
     return loaded
 

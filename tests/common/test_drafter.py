@@ -21,7 +21,8 @@ def small(monkeypatch):
     sizes = {"SHARD": 2, "AT_ONCE": {"cpu": 4}, "QUESTION_TOKENS": 8, "ANSWER_TOKENS": 12}
     for name, value in sizes.items():
         monkeypatch.setattr(conversations, name, value)
-    for name, value in {"WIDTH": 32, "HEADS": 1, "OTHERS": 256, "has_bfloat16": lambda: False}.items():
+    narrow = {"WIDTH": 32, "HEADS": 1, "OTHERS": 256, "TOKENS_PER_STEP": {"cpu": 128}, "has_bfloat16": lambda: False}
+    for name, value in narrow.items():
         monkeypatch.setattr(drafter, name, value)
     monkeypatch.setattr(train, "set_handler", lambda *_: None)  # pytest keeps its own handlers.
 

@@ -258,7 +258,7 @@ class Peak(threading.Thread):
     def run(self):
         while not self.stop:
             self.value = max(self.value, anonymous_bytes())
-            time.sleep(0.0005)
+            time.sleep(0.005)  # more often would keep the loader from the interpreter
 
 print(imported("transformers", "huggingface_hub"))
 multiprocessing.set_start_method("spawn")  # as in a process that `check` starts, and kills

@@ -55,7 +55,7 @@ def flooded() -> Loop:
     return loop
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 10_000), st.sampled_from([12, 64]), st.sampled_from([1.0, 3.0]))
 def test_no_tenant_gets_ahead_by_more_than_the_papers_bound(seed, pages, weight):
     """Two that always have requests: over any stretch of steps, twice what a batch holds. With preemption and hits."""

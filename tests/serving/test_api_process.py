@@ -35,7 +35,8 @@ from tests.helpers.serving_openai import PROMPT
 )
 def test_both_processes_end_together(killed, sent, status, said, last):
     """A terminal sends Ctrl-C to all processes of the program, and for the server it must be one."""
-    command = [sys.executable, stage_folder("06") / "main.py", "--serve", "--api-process", "--port", "0"]
+    options = "--serve --api-process --port 0 --token-budget 64".split()  # given: to measure the budget takes a second
+    command = [sys.executable, stage_folder("06") / "main.py", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, start_new_session=True, **pipes) as program:
         url = program.stdout.readline().split()[2]

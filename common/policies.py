@@ -8,7 +8,7 @@ next, and the last of the running ones is preempted first.
 import argparse
 import re
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ class Key(NamedTuple):
 class Priority:
     """A lower `priority` comes first, as in vLLM; among equals, the one that arrived first."""
 
-    def order(self, running: dict[str, Any], waiting: Iterable[Request]) -> tuple[dict[str, Any], deque[Request]]:
+    def order(self, running: dict[str, Any], waiting: Collection[Request]) -> tuple[dict[str, Any], deque[Request]]:
         """Return both in the order in which they are to be served. running: by request id, each has a `request`.
 
         waiting: in the order in which they would be served without a policy.
@@ -73,10 +73,10 @@ class Fair:
         self.requests: dict[str, Request] = {}  # unfinished ones, as of the last call
         self.charged: dict[str, int] = {}  # tokens, by request id
 
-    def order(self, running: dict[str, Any], waiting: Iterable[Request]) -> tuple[dict[str, Any], deque[Request]]:
+    def order(self, running: dict[str, Any], waiting: Collection[Request]) -> tuple[dict[str, Any], deque[Request]]:
         self._charge()
         self._note_who_is_here()
-        waiting, due = list(waiting), dict(self.counters)
+        due = dict(self.counters)
         queues: dict[str, deque[Request]] = {}  # by tenant
         for request in waiting:
             queues.setdefault(request.params.tenant, deque()).append(request)
@@ -94,9 +94,8 @@ class Fair:
             if not queues[tenant]:
                 del queues[tenant]
         for queue in queues.values():
-            in_turn.extend(queue)
-        ranked = sorted(running.items(), key=lambda item: self.counters[item[1].request.params.tenant])
-        return dict(ranked), in_turn
+            in_turn += queue
+        return dict(sorted(running.items(), key=lambda item: self.counters[item[1].request.params.tenant])), in_turn
 
     def makes_room(self, running: dict[str, Any], waiting: deque[Request]) -> bool:
         """Return whether the last one's tenant has two places too many, and the first one's has one too few.

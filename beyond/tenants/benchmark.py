@@ -65,7 +65,7 @@ def tenants(policy: str, floods: bool, settings: Settings, sizes: dict) -> Figur
     waits = percentiles([wait for result in results[1:] for wait in result.values("ttft")])
     records = [record for result in results for record in result.records]
     ends = sorted(record.end for record in results[0].records)
-    start, end = min(record.start for record in records), ends[max(0, len(ends) - 1 - sizes["running"])]
+    start, end = min(record.start for record in records), ends[-1 - sizes["running"] :][0]
     tokens = sum(record.output_tokens for record in records if record.end <= end)
     return {"p50_ms": 1e3 * waits["p50"], "p99_ms": 1e3 * waits["p99"], "tokens_per_second": tokens / (end - start)}
 

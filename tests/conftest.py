@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import ssl
-import sys
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -27,7 +26,6 @@ for variable in ("OMP_NUM_THREADS", "NUMBA_NUM_THREADS"):
 
 # Hundreds of processes import torch, Ray or the course, and each would compile all of it again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-sys.dont_write_bytecode = False
 
 # Each call of httpx would read all certificates, which takes 20 ms.
 ssl.create_default_context = cache(ssl.create_default_context)

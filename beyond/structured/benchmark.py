@@ -56,13 +56,10 @@ def measure(settings: Settings, sizes: dict) -> Figures:
 
 def draw(document: dict, png: Path) -> None:
     free, masked = (document["sides"][STAGE][f"{kind}_tokens_per_second"] for kind in ("free", "masked"))
-    ratio, drift = (document["headline"][name] for name in ("ratio", "drift"))
-    least, most = (100 * ratio[name] for name in ("min", "max"))  # Both took turns, so both met the same machine.
+    # Both took turns, so both met the same machine.
+    least, most = (100 * document["headline"]["ratio"][name] for name in ("min", "max"))
     message = f"With a JSON schema, throughput is {least:.0f} to {most:.0f} percent of that without"
-    remark = (
-        f"Stage 06, {document['sizes']['clients']} requests at once at temperature 1. The machine's speed changed by "
-        f"{100 * (drift['max'] - 1):.0f} percent meanwhile."
-    )
+    remark = f"Stage 06, {document['sizes']['clients']} requests at once at temperature 1."
     with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):
         plots.bars(panel, ["06", "06"], [free, masked], ["free text", "a JSON schema"])
         plots.axes(panel, "", "output tokens per second")

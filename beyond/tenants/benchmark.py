@@ -13,6 +13,7 @@ the load lasts, so without a promise only those who came first are in time; with
 
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,9 +38,10 @@ TENANTS = ("flood", "anna", "bert", "cleo", "dora")
 LABELS = {"equals": "no flood", "fcfs": "flood,\nfirst come", "fair": "flood,\nfair"}
 
 
-def shape(sizes: dict) -> list[str]:
-    """Return the options that say how large a step may be: measured at each start, the budget would differ."""
-    return ["--max-running", str(sizes["running"]), "--token-budget", str(sizes["budget"])]
+def serving(settings: Settings, sizes: dict, *options: str) -> AbstractContextManager[str]:
+    """Run the server, with steps of one size: measured at each start, the token budget would differ."""
+    step = "--max-running", str(sizes["running"]), "--token-budget", str(sizes["budget"])
+    return running_server(STAGE, settings, *step, *options)
 
 
 def jobs_of(sizes: dict, count: int, number: int) -> list[Job]:
@@ -51,8 +53,7 @@ def tenants(policy: str, floods: bool, settings: Settings, sizes: dict) -> Figur
     with TemporaryDirectory() as folder, ThreadPoolExecutor(len(TENANTS)) as pool:
         keys = Path(folder, "keys")
         keys.write_text("".join(f"{name} key-of-{name}\n" for name in TENANTS))
-        options = ["--scheduling", policy, "--api-keys", str(keys), "--api-process", *shape(sizes)]
-        with running_server(STAGE, settings, *options) as url:
+        with serving(settings, sizes, "--scheduling", policy, "--api-keys", str(keys), "--api-process") as url:
             target = find_target(url, jobs_of(sizes, 1, 0)[0], Target(api_key="key-of-flood"))
             loads = []
             for number, name in enumerate(TENANTS, start=1):
@@ -72,8 +73,7 @@ def tenants(policy: str, floods: bool, settings: Settings, sizes: dict) -> Figur
 
 def overload(promises: bool, settings: Settings, sizes: dict) -> Figures:
     """Return requests per second that have their first token in time, at each load."""
-    options = shape(sizes) + ["--ttft-objective", str(sizes["ttft"])] * promises
-    with running_server(STAGE, settings, *options) as url:
+    with serving(settings, sizes, *["--ttft-objective", str(sizes["ttft"])] * promises) as url:
         target = find_target(url, jobs_of(sizes, 1, 0)[0], Target())
         full = generate_load(url, jobs_of(sizes, sizes["requests"], 1), target, concurrency=sizes["clients"])
         capacity = len(full.successful) / full.seconds
@@ -95,8 +95,8 @@ def draw(document: dict, png: Path) -> None:
     message = message.format(*(waits[side] / waits["equals"] for side in ("fcfs", "fair")))
     remark = f"A flood of {sizes['flooding']} clients. In time: a first token within {sizes['ttft']:g} s."
     with plots.page(png, document, message, columns=2, height=4.6, remark=remark) as (wait, goodput):
-        plots.bars(wait, [STAGE] * 3, [sides[side]["p99_ms"] for side in LABELS], list(LABELS.values()), dots=True)
         plots.logarithmic(wait)
+        plots.bars(wait, [STAGE] * 3, [sides[side]["p99_ms"] for side in LABELS], list(LABELS.values()))
         plots.axes(wait, "", "milliseconds", "First token of quiet tenants, p99")
         plots.line(goodput, sizes["loads"], sides["promises"]["goodput"], STAGE, "with promises")
         plots.line(goodput, sizes["loads"], sides["no promises"]["goodput"], STAGE, "without", dashed=True)

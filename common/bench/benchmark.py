@@ -71,11 +71,12 @@ def draw(document: dict, png: Path) -> None:
         "half of the cores: fewer tokens, steadier gaps."
     )
     with plots.page(png, document, message, columns=2, remark=remark) as panels:
+        panels[1].set_xscale("log")
         for panel, (metric, title) in zip(panels, PANELS.items(), strict=True):
             figures = [{key: side[metric][key][at] for key in SPREAD} for side in sides.values()]
-            plots.bars(panel, list(sides), figures, list(map(story, sides)), lying=True, dots=panel is panels[1])
+            plots.bars(panel, list(sides), figures, list(map(story, sides)), lying=True)
             panel.set_title(title)
-        panels[1].set(yticks=[], xscale="log", xticks=[])
+        panels[1].set(yticks=[], xticks=[])
         panels[1].tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
 
 

@@ -150,21 +150,10 @@ def predicted(panel, x: Sequence[float], figure: dict[str, Any], label: str, sid
     panel.plot(x, figure["median"], label=label, zorder=4, **style)  # It is drawn over the line that it predicts.
 
 
-def bars(
-    panel,
-    sides: Sequence[str],
-    figures: Sequence[dict],
-    labels: Sequence[str],
-    *,
-    lying: bool = False,
-    dots: bool = False,
-) -> None:
-    """Draw one bar for each side, its value at its end, a thin line from least to most. lying: from top to bottom.
-
-    dots: in place of bars, for a logarithmic axis, on which lengths say nothing.
-    """
+def bars(panel, sides: Sequence[str], figures: Sequence[dict], labels: Sequence[str], *, lying: bool = False) -> None:
+    """Draw one bar for each side, its value at its end, a thin line from least to most. lying: from top to bottom."""
     figure = {key: [each[key] for each in figures] for key in ("median", "min", "max")}
-    draw_bars(panel, labels, figure, 0.6, list(map(color, sides)), lying=lying, dots=dots)
+    draw_bars(panel, labels, figure, 0.6, list(map(color, sides)), lying=lying)
     if lying:
         panel.set(xticks=[], xmargin=0.2, ymargin=0.02)
         panel.grid(visible=False)
@@ -184,8 +173,12 @@ def grouped_bars(panel, groups: Sequence, figures: dict[str, dict], tints: dict[
     panel.margins(y=0.16)
 
 
-def draw_bars(panel, places, figure, width, tint, *, lying=False, dots=False, label="_", size=11) -> None:
-    """Draw bars, or dots, with a thin line from least to most, and beyond it the value."""
+def draw_bars(panel, places, figure, width, tint, *, lying=False, label="_", size=11) -> None:
+    """Draw bars with a thin line from least to most, and beyond it the value.
+
+    On an axis that is logarithmic already, where lengths say nothing, these are dots.
+    """
+    dots = "log" in (panel.get_xscale(), panel.get_yscale())
     each = list(zip(figure["median"], figure["min"], figure["max"], strict=True))
     reach = [[median - least for median, least, _ in each], [most - median for median, _, most in each]]
     draw, direction = (panel.barh, "xerr") if lying else (panel.bar, "yerr")

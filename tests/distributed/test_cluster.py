@@ -172,7 +172,7 @@ def lose(cluster, victims, how):
 module.LOOK_SECONDS = 0.5
 cluster = module.Cluster(None, 2)
 print(cluster._token)
-workers = [ray.remote(Trace).options(**cluster.actor_options(number)).remote() for number in range(2)]
+workers = [ray.remote(Trace).options(**cluster.actor_options(number)).remote("cpu") for number in range(2)]
 for worker in workers:
     print(ray.get(worker.__ray_call__.remote(lambda self: sys.modules["common"].__file__)))
 pid = ray.get(workers[0].__ray_call__.remote(lambda self: os.getpid()))

@@ -98,12 +98,11 @@ def test_tags_that_are_tokens(tokens):
 
 
 @pytest.mark.parametrize(
-    ("tokens", "model", "end"),
+    "tokens, model, end",
     [
         (4097, 4096, 0),
         (4097, 4098, 0),
         (4096, 4160, 0),
-        (4130, 4098, 0),
         (4130, 4160, 4098),
         (4130, 4098, 4098),
         (4097, 4160, 4098),

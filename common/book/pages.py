@@ -22,6 +22,8 @@ PARTS = {  # of the table of contents
 }
 CODE_BLOCK = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:|#)([^)\s#]+)")
+IMAGE = re.compile(r'(?:src|srcset)="(?!\w+:)([^"]+)"')  # in HTML
+NOT_SHOWN = re.compile(r"__pycache__|\.|.*\.safetensors$")  # in the page of a folder
 RECORDING = re.compile(  # a picture that links a recording, or a picture and a paragraph with the link
     r"^(?:\[!\[([^\]]+)\]\([^)]+\)\]|!\[([^\]]+)\]\([^)]+watch\.png\)\n\n\[[^\]]+\])\(([^)]*watch\.html)\).*$",
     re.MULTILINE,
@@ -78,14 +80,16 @@ class Pages:
                 return f"]({'code:' * is_code}{Path(os.path.relpath(goal, folder)).as_posix()}"
             return found[0]
 
+        for name in IMAGE.findall(text):
+            shutil.copy(folder / name, moved(folder / name, self.copied))
         return LINK.sub(lead, RECORDING.sub(play, text))
 
     def _text(self, path: Path) -> str:
         """Return the Markdown of a page, or of a folder's, with links as the file has them."""
         if path.suffix == ".md":
             return with_contents(path, path.read_text(encoding="utf-8"))
-        named = [one.name for one in sorted(path.iterdir()) if not one.name.startswith(("__pycache__", "."))]
-        return f"# {path.relative_to(ROOT).as_posix()}\n\n" + "\n".join(f"- [{name}]({name})" for name in named)
+        shown = (f"- [{one.name}]({one.name})" for one in sorted(path.iterdir()) if not NOT_SHOWN.match(one.name))
+        return f"# {path.relative_to(ROOT).as_posix()}\n\n" + "\n".join(shown)
 
 
 def pages_of(part: str) -> list[Path]:

@@ -151,11 +151,6 @@ def test_every_stage_asks_the_policy_and_answers_alike(loaded, expect, stage, po
     assert urgent < second
 
 
-def test_what_no_stage_can_do_is_refused(loaded):
-    with pytest.raises(InvalidInput, match="is for stages 04 to 08"):
-        make_engine(load_engine("02"), loaded, scheduling=Scheduling("fair"))
-
-
 def test_keys_are_read_and_mistakes_named(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# tenants\nanna 111\nbert 222 2.5  # twice and a half\n\n")

@@ -197,8 +197,9 @@ def draw_memory(document: dict, png: Path) -> None:
 def draw_cost(document: dict, png: Path) -> None:
     sizes, slots, pages = document["sizes"], document["sides"][BEFORE], document["sides"][NOW]
     times = slots["step_attention_ms"], pages["step_attention_ms"], pages["gathering_step_attention_ms"]
-    message = "{} requests: attention takes {:.1f} ms over slots, {:.1f} over pages, {:.1f} gathered"
-    message = message.format(sizes["batches"][-1], *(time["median"][-1] for time in times))
+    before, now, copied = (f"{time['median'][-1]:.1f}" for time in times)
+    many = sizes["batches"][-1]
+    message = f"{many} requests: attention takes {before} ms over slots, {now} over pages, {copied} gathered"
     remark = (
         f"A step in which that many requests decode, {sizes['context']} tokens behind each. Gathered first: "
         "--attention torch.\nDashed, the lower bound: all weights and K and V read once, or the arithmetic where it "

@@ -112,8 +112,8 @@ class BaseEngine(ABC):
 
     def advance(self) -> list[Request]:
         """Run a step and what the hooks do before and after it; return the requests whose clients are to be told."""
-        permitted = [hook.before_step() for hook in self.hooks]
-        changed = self.step() if all(permitted) else []
+        # A list, so that every hook is asked, whatever those before it say.
+        changed = self.step() if all([hook.before_step() for hook in self.hooks]) else []
         for hook in self.hooks:
             changed = hook.on_step(changed)
         return changed

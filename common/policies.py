@@ -178,8 +178,10 @@ def read_keys(file: Path) -> list[Key]:
             if not (0 < one.weight < float("inf") and len(one.name) <= MAX_TENANT):
                 raise ValueError
         except (TypeError, ValueError):  # too few or too many words, or no number
-            rest = f"of at most {MAX_TENANT} characters, a key and perhaps a weight above 0"
-            raise InvalidInput(f"line {number} of {file} must be a name {rest}") from None
+            raise InvalidInput(
+                f"line {number} of {file} must be a name of at most {MAX_TENANT} characters, a key and perhaps a "
+                "weight above 0"
+            ) from None
         if one.key in keys:
             raise InvalidInput(f"line {number} of {file} has the key of {keys[one.key].name!r}: give another")
         keys[one.key] = one

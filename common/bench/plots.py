@@ -179,15 +179,15 @@ def draw_bars(panel, places, figure, width, tint, *, lying=False, label="_", siz
     On an axis that is logarithmic already, where lengths say nothing, these are dots.
     """
     dots = "log" in (panel.get_xscale(), panel.get_yscale())
-    each = list(zip(figure["median"], figure["min"], figure["max"], strict=True))
+    medians = figure["median"]
+    each = list(zip(medians, figure["min"], figure["max"], strict=True))
     reach = [[median - least for median, least, _ in each], [most - median for median, _, most in each]]
     draw, direction = (panel.barh, "xerr") if lying else (panel.bar, "yerr")
-    style = {"color": tint, "label": label, "ecolor": TEXT, "error_kw": {"elinewidth": 1.2}, direction: reach}
+    style = {"label": label, "ecolor": TEXT, "error_kw": {"elinewidth": 1.2}, direction: reach}
     if dots:
-        style["color"] = "none"
-        panel.scatter(*([figure["median"], places] if lying else [places, figure["median"]]), s=80, c=tint, zorder=3)
-    bars = draw(places, figure["median"], width, **style)
-    panel.bar_label(bars, [short(median) for median, _, _ in each], padding=9 if dots else 4, fontsize=size)
+        panel.scatter(*([medians, places] if lying else [places, medians]), s=80, c=tint, zorder=3)
+    bars = draw(places, medians, width, color="none" if dots else tint, **style)
+    panel.bar_label(bars, [*map(short, medians)], padding=9 if dots else 4, fontsize=size)
 
 
 def short(value: float) -> str:

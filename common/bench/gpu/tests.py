@@ -76,8 +76,8 @@ def run_pytest(*arguments: object) -> tuple[int, str]:
 def report(document: dict) -> dict[str, list]:
     """Return a line for each run of pytest, then what went wrong, without last lines that are there already."""
     found = [said for side in document["sides"].values() for said in side["pytest"]["values"][0].items()]
-    wrong = [tuple(said.split(": ", 1)) for said in wrong_in(document["sides"])]
-    return {"tests": [("tests", "pytest says"), *found, *(said for said in wrong if said not in found)]}
+    found += [tuple(said.split(": ", 1)) for said in wrong_in(document["sides"])]
+    return {"tests": [("tests", "pytest says"), *dict.fromkeys(found)]}
 
 
 BENCHMARK = Benchmark(

@@ -20,7 +20,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from common.request import Request
-from common.token_budget import ChunkPrice, check_token_budget
+from common.token_budget import check_token_budget
 
 from .page_table import PageAllocator, PageTable
 
@@ -61,16 +61,14 @@ class Chunk:
 class Scheduler:
     """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
 
-    No request starves: the budget has a token for every running request, so in every step each one that decodes gets
-    its token, and the oldest one in prefill gets at least one. NEW in 05: preemption takes pages from the youngest
+    No request starves: the budget has a token for each request that decodes and one for a prompt that runs, so in every
+    step these get their tokens, and the oldest prompt advances. NEW in 05: preemption takes pages from the youngest
     only, so the oldest always advances: alone it fits in, since `add` refuses any request that does not.
     """
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int):
         check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
-        self.price = ChunkPrice()  # A token costs 1. Where the budget is measured, attention costs something too.
-        self.policy = None  # None: first come, first served (common/policies.py)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in order of arrival
         self.allocator = PageAllocator(num_pages, page_size)
@@ -84,25 +82,18 @@ class Scheduler:
 
     def schedule(self) -> list[Chunk]:
         """Return what the next step runs, [] if there is nothing to do: first the decodes, then pieces of prompts."""
-        if self.policy:
-            self.running, self.waiting = self.policy.order(self.running, self.waiting)
-            if len(self.running) == self.max_running and self.policy.makes_room(self.running, self.waiting):
-                self._preempt()
-                self.waiting[0], self.waiting[1] = self.waiting[1], self.waiting[0]  # The preempted one goes second.
         # Decodes come first: each is one token, and a client is reading along.
         chunks = []
         for sequence in list(self.running.values()):
             # NEW in 05: skip a sequence that an older one has preempted in this step.
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
-        budget = self.price.left(self.token_budget, [chunk.start for chunk in chunks])
+        budget = self.token_budget - len(chunks)
         # What is left of the budget goes to prompts: those that have begun, in order of arrival, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
-        while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
+        while budget > 0 and (sequence := prefilling.popleft() if prefilling else self._admit()):
             chunks.append(self._chunk(sequence, budget))
-            budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
-            if not chunks[-1].completes:  # The rest of the budget is less than its next token costs.
-                break
+            budget -= len(chunks[-1].token_ids)
         return chunks
 
     def count_computed(self, chunks: list[Chunk]) -> None:
@@ -155,10 +146,10 @@ class Scheduler:
         while sequence.request.request_id in self.running:
             if self.allocator.extend(sequence.page_table, sequence.computed + 1):
                 return True
-            self._preempt()
+            self.preempt()
         return False
 
-    def _preempt(self) -> None:
+    def preempt(self) -> None:
         """NEW in 05: Take the pages of the youngest, and put it at the front of the queue: it came before the rest."""
         _, sequence = self.running.popitem()
         if self.tiers:
@@ -167,8 +158,8 @@ class Scheduler:
         self.waiting.appendleft(sequence.request)
         self.preemptions += 1
 
-    def _chunk(self, sequence: Sequence, budget: float) -> Chunk:
-        """Take the next tokens that `budget` buys, at least one. They count as computed once the step is committed."""
+    def _chunk(self, sequence: Sequence, most: int) -> Chunk:
+        """Take the next tokens, at most `most`. They count as computed once the step is committed."""
         start, end = sequence.computed, sequence.request.num_tokens
-        stop = min(end, start + self.price.most(start, budget))
+        stop = min(end, start + most)
         return Chunk(sequence, start, sequence.request.token_ids_between(start, stop), completes=stop == end)

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from common.request import Request
-from common.token_budget import ChunkPrice, check_token_budget
+from common.token_budget import check_token_budget
 
 from .page_table import PageAllocator, PageTable
 from .speculation import MAX_DRAFT_TOKENS, Speculation
@@ -85,8 +85,8 @@ class Chunk:
 class Scheduler:
     """By arrival, but short prompts may pass; at most `max_running` requests and `token_budget` tokens in a step.
 
-    No request starves: the budget has a token for every running request, so in every step each one that decodes gets
-    its token, and the oldest one in prefill gets at least one. Preemption takes pages from the last that began to run.
+    No request starves: the budget has a token for each request that decodes and one for a prompt that runs, so in every
+    step these get their tokens, and the oldest prompt advances. Preemption takes pages from the last that began to run.
     NEW in 08: pages in transfer cannot be taken, so even the first may have to wait until they have arrived or are
     released. Then it advances: alone it fits in, since `add` refuses any request that does not.
     """
@@ -94,8 +94,6 @@ class Scheduler:
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int, speculation: Speculation):
         check_token_budget(max_running, token_budget)
         self.max_running, self.token_budget = max_running, token_budget
-        self.price = ChunkPrice()  # A token costs 1. Where the budget is measured, attention costs something too.
-        self.policy = None  # None: first come, first served (common/policies.py)
         self.waiting: deque[Request] = deque()
         self.running: dict[str, Sequence] = {}  # by request id, in the order in which they began
         self.parked: dict[str, Sequence] = {}  # NEW in 08: another worker fetches their pages, or will
@@ -117,41 +115,34 @@ class Scheduler:
 
         drafter: of drafter.py; it knows how many draft tokens there will be. None: as many as are wanted.
         """
-        if self.policy:
-            self.running, self.waiting = self.policy.order(self.running, self.waiting)
         # Decodes come first: each is one token, and a client is reading along.
         chunks = []
         for sequence in list(self.running.values()):
             # Skip a sequence that an older one has preempted in this step.
             if sequence.remaining == 1 and self._extend(sequence):
                 chunks.append(self._chunk(sequence, 1))
-        budget = self.price.left(self.token_budget, [chunk.start for chunk in chunks])
+        budget = self.token_budget - len(chunks)
         # Each request has its token before any has draft tokens. While prompts run or may be admitted, draft
         # tokens get at most half of the rest.
         has_place = len(self.running) + len(self.reserved) < self.max_running  # NEW in 08: + reserved, as in _admit
         prompts_wait = len(chunks) < len(self.running) or (self.waiting and has_place)
-        for_drafts = budget / 2 if prompts_wait else budget
+        for_drafts = budget // 2 if prompts_wait else budget
         counts = self.speculation.counts([chunk.sequence for chunk in chunks])
         for chunk, count in zip(chunks, counts, strict=True):
             request = chunk.sequence.request
             # A pass gives one token besides the accepted ones, so the answer's last token needs no draft.
-            chunk.room = min(count, int(for_drafts), request.max_tokens - len(request.token_ids) - 1)
+            chunk.room = min(count, for_drafts, request.max_tokens - len(request.token_ids) - 1)
         if drafter:
             drafter.prepare(chunks)  # lowers `room`: what cannot be drafted must not take budget from prompts
         for chunk in chunks:
-            token = self.price(chunk.start, 1)  # Its own token has been paid for already.
-            affordable = self.price.most(chunk.start, token + for_drafts) - 1
-            chunk.room = self._make_room(chunk.sequence, min(chunk.room, affordable))
-            drafts = self.price(chunk.start, 1 + chunk.room) - token
-            for_drafts, budget = for_drafts - drafts, budget - drafts
+            chunk.room = self._make_room(chunk.sequence, min(chunk.room, for_drafts))
+            for_drafts, budget = for_drafts - chunk.room, budget - chunk.room
         # What is left of the budget goes to prompts: those that have begun, then those that wait.
         prefilling = deque(sequence for sequence in self.running.values() if sequence.remaining > 1)
         prefilling, budget = self._let_short_prompts_pass(prefilling, budget)  # NEW in 08: short ones may go first
-        while budget >= 1 and (sequence := prefilling.popleft() if prefilling else self._admit()):
+        while budget > 0 and (sequence := prefilling.popleft() if prefilling else self._admit()):
             chunks.append(self._chunk(sequence, budget))
-            budget -= self.price(chunks[-1].start, len(chunks[-1].token_ids))
-            if not chunks[-1].completes:  # The rest of the budget is less than its next token costs.
-                break
+            budget -= len(chunks[-1].token_ids)
         return chunks
 
     def count_computed(self, chunks: list[Chunk]) -> None:
@@ -252,7 +243,7 @@ class Scheduler:
                 self.tiers.restore(sequence)
         return sequence
 
-    def _let_short_prompts_pass(self, prompts: deque[Sequence], budget: float) -> tuple[deque[Sequence], float]:
+    def _let_short_prompts_pass(self, prompts: deque[Sequence], budget: int) -> tuple[deque[Sequence], int]:
         """NEW in 08: Admit short prompts; return all prompts in the order in which they run, and the budget left.
 
         Prompts that fit whole into half of the budget pass the oldest. Then the step is short: the oldest gets as many
@@ -260,22 +251,21 @@ class Scheduler:
         those before them may compute what they begin with.
         """
         late: list[Request] = []
-        while budget >= 1 and self.waiting:
-            if prompts and self.price(0, self.waiting[0].num_tokens) > budget / 2:
+        while budget > 0 and self.waiting:
+            if prompts and self.waiting[0].num_tokens > budget / 2:
                 late.append(self.waiting.popleft())
             elif (sequence := self._admit()) is not None:
                 prompts.append(sequence)
             else:
                 break
         self.waiting.extendleft(reversed(late))
-        passing, taken = [], 0.0
+        passing, taken = [], 0
         for sequence in sorted(list(prompts)[1:], key=lambda sequence: sequence.remaining):
-            price = self.price(sequence.computed, sequence.remaining)
-            if taken + price <= budget / 2:
+            if taken + sequence.remaining <= budget / 2:
                 passing.append(sequence)
-                taken += price
-        if passing and self.price(prompts[0].computed, prompts[0].remaining) > budget - taken:
-            budget = max(2 * taken, budget / 4)
+                taken += sequence.remaining
+        if passing and prompts[0].remaining > budget - taken:
+            budget = max(2 * taken, budget // 4)
         return deque([*passing, *(sequence for sequence in prompts if sequence not in passing)]), budget
 
     def _allocate(self, request: Request) -> Sequence | None:
@@ -309,7 +299,7 @@ class Scheduler:
         while sequence.request.request_id in self.running:
             if self.allocator.extend(sequence.page_table, sequence.computed + 1):
                 return True
-            self._preempt()
+            self.preempt()
         return False
 
     def _make_room(self, sequence: Sequence, most: int) -> int:
@@ -318,7 +308,7 @@ class Scheduler:
             most -= 1
         return most
 
-    def _preempt(self) -> None:
+    def preempt(self) -> None:
         """Take the pages of the last that began to run, and put it at the front of the queue."""
         _, sequence = self.running.popitem()
         self.allocator.release(sequence.page_table)
@@ -326,8 +316,8 @@ class Scheduler:
         sequence.request.preempted = True  # what it finds when it returns is no hit
         self.preemptions += 1
 
-    def _chunk(self, sequence: Sequence, budget: float) -> Chunk:
-        """Take the next tokens that `budget` buys, at least one. They count as computed once the step is committed."""
+    def _chunk(self, sequence: Sequence, most: int) -> Chunk:
+        """Take the next tokens, at most `most`. They count as computed once the step is committed."""
         start, end = sequence.computed, sequence.request.num_tokens
-        stop = min(end, start + self.price.most(start, budget))
+        stop = min(end, start + most)
         return Chunk(sequence, start, sequence.request.token_ids_between(start, stop), completes=stop == end)

@@ -2,10 +2,11 @@
 
 First come, first served needs no policy: a client that sends 500 requests is served before nine that send one each. A
 policy puts both lists of a scheduler into another order before each step. The first of the waiting requests is admitted
-next, and the last of the running ones is preempted first.
+next, and the last of the running ones is preempted first. A scheduler knows nothing of it.
 """
 
 import argparse
+import math
 import re
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
@@ -40,23 +41,39 @@ class Key(NamedTuple):
     weight: float = 1.0
 
 
-class Priority:
-    """A lower `priority` comes first, as in vLLM; among equals, the one that arrived first."""
+class Policy:
+    """What decides the order of requests: those of a scheduler, or those that wait for stage 08's router."""
+
+    def arrange(self, scheduler: Any) -> None:
+        """Put both lists of a scheduler in order, and have the last running request give way if it is to."""
+        scheduler.running, scheduler.waiting = self.order(scheduler.running, scheduler.waiting)
+        full = len(scheduler.running) == scheduler.max_running and hasattr(scheduler, "preempt")
+        if full and self.makes_room(scheduler.running, scheduler.waiting):
+            scheduler.preempt()
+            preempted, first = scheduler.waiting.popleft(), scheduler.waiting.popleft()
+            scheduler.waiting.extendleft([preempted, first])
 
     def order(self, running: dict[str, Any], waiting: Collection[Request]) -> tuple[dict[str, Any], deque[Request]]:
         """Return both in the order in which they are to be served. running: by request id, each has a `request`.
 
         waiting: in the order in which they would be served without a policy.
         """
-        ranked = sorted(running.items(), key=lambda item: item[1].request.params.priority)
-        return dict(ranked), deque(sorted(waiting, key=lambda request: request.params.priority))
+        raise NotImplementedError
 
     def makes_room(self, running: dict[str, Any], waiting: deque[Request]) -> bool:
         """Return whether the last running request gives its place to the first waiting one. All places are taken."""
         return False
 
 
-class Fair:
+class Priority(Policy):
+    """A lower `priority` comes first, as in vLLM; among equals, the one that arrived first."""
+
+    def order(self, running: dict[str, Any], waiting: Collection[Request]) -> tuple[dict[str, Any], deque[Request]]:
+        ranked = sorted(running.items(), key=lambda item: item[1].request.params.priority)
+        return dict(ranked), deque(sorted(waiting, key=lambda request: request.params.priority))
+
+
+class Fair(Policy):
     """The tenant that has had least comes first: the virtual token counter (Sheng et al., OSDI 2024).
 
     Each tenant's counter grows by the tokens that run for it, over its weight; what is found in a cache, run again or
@@ -107,14 +124,18 @@ class Fair:
             return False
         held = Counter(sequence.request.params.tenant for sequence in running.values())
         here = {request.params.tenant for request in self.requests.values()}
-        place = len(running) / sum(self.weights.get(tenant, 1.0) for tenant in here)
+        place = len(running) / math.fsum(self.weights.get(tenant, 1.0) for tenant in here)
         first, last = waiting[0].params.tenant, next(reversed(running.values())).request.params.tenant
         own, other = (place * self.weights.get(tenant, 1.0) for tenant in (first, last))
         return held[first] + 1 <= max(1.0, own) and held[last] - 2 >= other
 
     def _ahead(self, request: Request) -> float:
         """Return what its prompt will cost, or what is left of it."""
-        return self._cost(request, INPUT, request.num_tokens - self.charged.get(request.request_id, 0))
+        return self._cost(request, INPUT, request.num_tokens - self._charged(request))
+
+    def _charged(self, request: Request) -> int:
+        """Return how many of a request's tokens need not be charged any more: what it found in a cache is none."""
+        return self.charged.get(request.request_id, request.cached_tokens)
 
     def _cost(self, request: Request, price: float, tokens: int) -> float:
         return price * max(0, tokens) / self.weights.get(request.params.tenant, 1.0)
@@ -124,7 +145,7 @@ class Fair:
         for record in self.engine.trace.since(self.steps):
             for name, phase, tokens in record.works:
                 if (request := self.requests.get(name)) is not None:
-                    charged = self.charged.get(name, 0)
+                    charged = self._charged(request)
                     tokens = min(tokens, request.num_tokens - charged)  # A preemption's second run costs nothing.
                     price = OUTPUT if phase == "decode" else INPUT
                     self.counters[request.params.tenant] += self._cost(request, price, tokens)
@@ -144,15 +165,29 @@ class Fair:
 
 
 def add_policy(engine: BaseEngine, scheduling: Scheduling) -> None:
-    """Have an engine's scheduler, or stage 08's router, ask the policy. Raise InvalidInput if neither can."""
+    """Give an engine, or stage 08's router, the policy. Raise InvalidInput if it has no queue of its own."""
     if scheduling.policy == "fcfs":
         return
-    asks = engine if hasattr(engine, "policy") else engine.scheduler
-    if not hasattr(asks, "policy"):
-        raise InvalidInput(f"--scheduling {scheduling.policy} is for stages 04 to 08: leave it out")
     if scheduling.policy not in POLICIES:
         raise InvalidInput(f"there is no policy {scheduling.policy!r}: use one of {', '.join(POLICIES)}")
-    asks.policy = Priority() if scheduling.policy == "priority" else Fair(engine, scheduling.weights)
+    policy = Priority() if scheduling.policy == "priority" else Fair(engine, scheduling.weights)
+    if hasattr(engine, "policy"):
+        engine.policy = policy
+    elif engine.scheduler is not None:
+        arrange_before_steps(engine.scheduler, policy)
+    else:
+        raise InvalidInput(f"--scheduling {scheduling.policy} is for stages 04 to 08: leave it out")
+
+
+def arrange_before_steps(scheduler: Any, policy: Policy) -> None:
+    """Have each `schedule` of a scheduler begin with the policy."""
+    schedule = scheduler.schedule
+
+    def arranged(*arguments: Any) -> list[Any]:
+        policy.arrange(scheduler)
+        return schedule(*arguments)
+
+    scheduler.schedule = arranged
 
 
 def scheduling_of(args: argparse.Namespace) -> Scheduling:

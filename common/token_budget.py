@@ -7,13 +7,15 @@ the machine, the model and its type.
 
 A token's products take equally long wherever it stands; attention takes longer, the more tokens stand before it: on two
 cores a token of the bundled model behind 2,000 others takes some five times as long as the first. So a chunk has a
-price in tokens, and the budget is what a step may spend.
+price in tokens, and the measured budget is what a step may spend. A scheduler knows nothing of this, it counts tokens:
+`pace` shortens what would cost more.
 """
 
 import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -63,6 +65,47 @@ class ChunkPrice:
         return min(budget - len(starts), max(budget - decodes, budget * PROMPTS, 1))
 
 
+def pace(scheduler: Any, price: ChunkPrice) -> None:
+    """Have a scheduler's steps cost no more than its budget: `schedule` counts tokens, and then chunks are cut."""
+    schedule = scheduler.schedule
+
+    def paced(*arguments: Any) -> list[Any]:
+        chunks = schedule(*arguments)
+        cut(chunks, price, scheduler.token_budget)
+        return chunks
+
+    scheduler.schedule = paced
+
+
+def cut(chunks: list[Any], price: ChunkPrice, budget: float) -> None:
+    """Shorten the chunks that cost most until all together are within the budget. Each keeps a token.
+
+    What a decoding request must have is not cut, and prompts and draft tokens have their share beside it.
+    """
+    several = [chunk for chunk in chunks if len(chunk.token_ids) + room_of(chunk) > 1]
+    if not several:
+        return
+    left = price.left(budget, [chunk.start for chunk in chunks if len(chunk.token_ids) + room_of(chunk) == 1])
+
+    def cost(chunk: Any) -> float:
+        return price(chunk.start, len(chunk.token_ids) + room_of(chunk))
+
+    for number, chunk in enumerate(sorted(several, key=cost)):
+        share = left / (len(several) - number)  # Those that cost less leave the rest to the others.
+        if cost(chunk) > share:
+            tokens = price.most(chunk.start, share)
+            if room_of(chunk):
+                chunk.room = tokens - 1
+            else:
+                chunk.token_ids, chunk.completes = chunk.token_ids[:tokens], False
+        left -= cost(chunk)
+
+
+def room_of(chunk: Any) -> int:
+    """Return how many draft tokens will follow a chunk, from stage 07 on."""
+    return getattr(chunk, "room", 0)
+
+
 def check_token_budget(max_running: int, token_budget: int) -> None:
     """Raise InvalidInput unless a step has a token for each request that may run, and at least one may."""
     if max_running < 1:
@@ -73,8 +116,8 @@ def check_token_budget(max_running: int, token_budget: int) -> None:
 
 def choose_token_budget(
     loaded: Loaded, default: int, max_running: int, attention: str | None = None
-) -> tuple[int, ChunkPrice, str]:
-    """Return the budget, the price of a chunk, and one line that says why if they were measured.
+) -> tuple[int, ChunkPrice | None, str]:
+    """Return the budget, the price of a chunk if attention was measured, and one line that says why.
 
     On a CPU halve MAX_BUDGET as often as necessary for a pass of STEP_SECONDS, but not below MIN_BUDGET, or
     max_running, since each running request needs its token. On a GPU measure a long pass, and halve MAX_BUDGET_ON_GPU
@@ -83,14 +126,14 @@ def choose_token_budget(
     """
     on_gpu = loaded.device.type == "cuda"
     if loaded.shard.ranks > 1:
-        return max(MAX_BUDGET if on_gpu else default, max_running), ChunkPrice(), ""
+        return max(MAX_BUDGET if on_gpu else default, max_running), None, ""
     if on_gpu:
         pass_seconds(loaded, MEASURED_ON_GPU, times=1)
         seconds, budget = pass_seconds(loaded, MEASURED_ON_GPU), MAX_BUDGET_ON_GPU
         while budget > MAX_BUDGET and seconds * budget / MEASURED_ON_GPU > STEP_SECONDS:
             budget //= 2
         note = f"token_budget={budget} (a pass of {MEASURED_ON_GPU} tokens takes {1e3 * seconds:.0f} ms)"
-        return max(budget, max_running), ChunkPrice(), note
+        return max(budget, max_running), None, note
     sizes = [max(MAX_BUDGET, max_running)]
     while sizes[-1] // 2 >= max(MIN_BUDGET, max_running):
         sizes.append(sizes[-1] // 2)

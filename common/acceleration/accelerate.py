@@ -21,7 +21,7 @@ from ..lora import adapter_bytes, add_adapters, read_adapters
 from ..memory import graph_bytes
 from ..model import Transformer
 from ..policies import FIRST_COME, Scheduling, add_policy
-from ..token_budget import choose_token_budget
+from ..token_budget import choose_token_budget, pace
 from ..transfers import current
 from .graphs import GraphedModel, ladder, why_no_graphs
 from .overlap import OverlappedLoop
@@ -86,8 +86,8 @@ def make_engine(
             return ready(engine, notes, scheduling)
         engine = made(loaded, **options)
         holder = engine.model if overlap else engine
-        if price is not None and engine.scheduler is not None:  # A learner's own may ignore the price.
-            engine.scheduler.price = price
+        if price is not None and engine.scheduler is not None:  # A learner's own may have none.
+            pace(engine.scheduler, price)
         notes = [room_in_8_bits(loaded, engine), *notes, getattr(loaded.model, "products", "")]
         notes += [float32_is_faster(loaded, engine.scheduler), add_tiers(engine, tiers)]
         attention = getattr(engine.cache, "attention", None)

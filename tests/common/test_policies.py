@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from common.acceleration.accelerate import make_engine
 from common.errors import InvalidInput
-from common.policies import INPUT, OUTPUT, Fair, Key, Priority, Scheduling, read_keys
+from common.policies import INPUT, OUTPUT, Fair, Key, Priority, Scheduling, arrange_before_steps, read_keys
 from common.request import Request
 from common.sampling import SamplingParams
 from common.serving.promises import PromiseBroken, Promises, Rate
@@ -48,7 +48,7 @@ class Loop(WorkerWithoutModel):
 def flooded() -> Loop:
     """Return a loop whose places one tenant has taken, with long answers and more of them to come."""
     loop = Loop(pages=200)
-    loop.scheduler.policy = Fair(loop)
+    arrange_before_steps(loop.scheduler, Fair(loop))
     for _ in range(50):
         loop.ask(8, 100, tenant="flood")
     loop.run(5)
@@ -60,7 +60,7 @@ def flooded() -> Loop:
 def test_no_tenant_gets_ahead_by_more_than_the_papers_bound(seed, pages, weight):
     """Two that always have requests: over any stretch of steps, twice what a batch holds. With preemption and hits."""
     rng, loop = random.Random(seed), Loop(pages)
-    loop.scheduler.policy = Fair(loop, {"b": weight})
+    arrange_before_steps(loop.scheduler, Fair(loop, {"b": weight}))
     most_prompt, most_batch = 20, 4 * (20 + 12)  # four run at most, with prompt and answer
     bound = 2 * max(INPUT * most_prompt, OUTPUT * most_batch)
     gaps = []
@@ -103,7 +103,7 @@ def test_of_more_tenants_than_places_none_waits_for_a_flood():
 
 def test_nobody_saves_up_and_an_engine_with_work_is_never_idle():
     loop = Loop()
-    loop.scheduler.policy = policy = Fair(loop)
+    arrange_before_steps(loop.scheduler, policy := Fair(loop))
     loop.ask(8, 8, tenant="a")
     drain(loop)
     loop.ask(4, 2, tenant="a")
@@ -121,7 +121,7 @@ def test_nobody_saves_up_and_an_engine_with_work_is_never_idle():
 
 def test_priority_decides_who_is_admitted_and_who_gives_way():
     loop = Loop(pages=8, running=2)
-    loop.scheduler.policy = Priority()
+    arrange_before_steps(loop.scheduler, Priority())
     second = loop.ask(8, 16, priority=5)
     loop.run()
     third, first = loop.ask(8, 16, priority=7), loop.ask(9, 16, priority=0)

@@ -147,7 +147,7 @@ def test_the_contract_finds_a_preemption_that_raises_and_else_the_stage_is_timed
     folder = root / "my" / STAGE_05.name
     monkeypatch.setattr(check, "CONTRACT", ["tests/test_contract_claims.py", "-k", "runs_short and 16"])
     raises = 'raise RuntimeError("never preempted")'
-    start.write_folder(folder, without(STAGE_05, TASKS_05["Scheduler._preempt"], raises))
+    start.write_folder(folder, without(STAGE_05, TASKS_05["Scheduler.preempt"], raises))
     assert check.check_whole(folder, STAGE_05) == 1
     shown = capsys.readouterr().out
     assert "Expected: memory that runs short" in shown and "Happened: RuntimeError: never preempted" in shown

@@ -63,8 +63,8 @@ def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys
     assert "04_continuous_batching: nothing." in capsys.readouterr().out, "nothing is written yet"
     solve.main([earlier.name, "--all", "--yes"], root)
     scheduler = earlier / "scheduler.py"
-    line = "        stop = min(end, start + self.price.most(start, budget))\n"
-    ours = "        most = self.price.most(start, budget)\n" + line.replace("self.price.most(start, budget)", "most")
+    line = "        stop = min(end, start + most)\n"
+    ours = "        last = start + most\n" + line.replace("start + most", "last")
     text = scheduler.read_text().replace(line, ours)
     text = text.replace("return self.request.num_tokens - self.computed", "return left(self)")
     scheduler.write_text(text + "\n\ndef left(sequence):\n    return sequence.request.num_tokens - sequence.computed\n")

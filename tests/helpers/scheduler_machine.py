@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from common.request import Request
 from common.sampling import SamplingParams
-from common.token_budget import PROMPTS, ChunkPrice
+from common.token_budget import PROMPTS, ChunkPrice, pace
 
 PRICES = st.builds(ChunkPrice, st.sampled_from([0.0, 0.05, 1.0]), st.sampled_from([0.0, 0.5]))
 MAX_STEPS = 2000  # more than the tokens of all requests: in each step the oldest request gains one
@@ -26,14 +26,13 @@ def machine_test(machine: type[RuleBasedStateMachine], examples: int, steps: int
     return test
 
 
-def assert_paid(scheduler, chunks: list) -> None:
-    """Assert that a step costs at most its budget, or its decodes and an eighth of the budget, and one token more."""
+def assert_paid(scheduler, price: ChunkPrice, chunks: list) -> None:
+    """Assert that a step costs at most its budget, or its decodes and an eighth of the budget, and a token of each."""
     tokens = [len(chunk.token_ids) + getattr(chunk, "room", 0) for chunk in chunks]  # and draft tokens, from 07 on
     assert sum(tokens) <= scheduler.token_budget
-    price = scheduler.price
     paid = sum(price(chunk.start, count) for chunk, count in zip(chunks, tokens, strict=True))
-    each = [price(chunk.start, 1) for chunk in chunks]
-    assert paid <= max(scheduler.token_budget, sum(each) + scheduler.token_budget * PROMPTS) + max(each, default=0)
+    each = sum(price(chunk.start, 1) for chunk in chunks)
+    assert paid <= max(scheduler.token_budget, each + scheduler.token_budget * PROMPTS) + each
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -50,7 +49,8 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @initialize(price=PRICES)
     def set_price(self, price):
-        self.scheduler.price = price
+        self.price = price
+        pace(self.scheduler, price)
 
     @rule(prompt=st.lists(st.integers(0, 1), min_size=1, max_size=14), output=st.integers(1, 9))
     def add(self, prompt, output):
@@ -84,7 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.assert_progress(ran)
         assert self.open or not ran
         self.assert_order()
-        assert_paid(self.scheduler, chunks)
+        assert_paid(self.scheduler, self.price, chunks)
         return chunks
 
     def assert_progress(self, ran: list[str]) -> None:

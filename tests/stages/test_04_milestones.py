@@ -18,7 +18,6 @@ from common.learn.milestones.stage_under_test import (
     letters,
     make_request,
 )
-from common.token_budget import ChunkPrice
 
 
 def make_scheduler(stage):
@@ -36,8 +35,8 @@ def chunk(stage, slot: int, start: int, count: int, more: int = 0):
 
 @milestone(
     "Sequence.remaining, Scheduler._chunk, Scheduler.count_computed",
-    hint="A budget is a price, not a number of tokens: `self.price.most(start, budget)` is how many tokens it buys.",
-    second_hint="`remaining` is request.num_tokens - computed. _chunk takes what it can buy; count_computed counts it.",
+    hint="`remaining` is request.num_tokens - computed. A chunk ends after `most` tokens, or where the request does.",
+    second_hint="_chunk changes nothing; count_computed sets `computed` of each chunk to its start and its length.",
 )
 def test_pieces_of_a_sequence(stage):
     """A prompt of 10 tokens, a budget of 4 per step, runs as 4, 4 and 2; then each new token runs alone."""
@@ -58,9 +57,6 @@ def test_pieces_of_a_sequence(stage):
     wanted = [(10, 0, 4, False), (6, 4, 4, False), (2, 8, 2, True), (1, 10, 1, True), (1, 11, 1, True)]
     for place, name in enumerate(("remaining before", "start", "tokens", "completes")):
         expect_rows(name, [one[place] for one in mine], [one[place] for one in wanted], chunk=range(1, 6))
-    scheduler.price = ChunkPrice(read=1)
-    bought = len(scheduler._chunk(stage.scheduler.Sequence(request, slot=1), 4).token_ids)
-    expect(bought == 2, f"a token has a price: where that is 1 and 1 for each one read, 4 buys 2 tokens, not {bought}")
 
 
 @milestone(
@@ -94,13 +90,12 @@ def test_every_slot_has_one_owner(stage):
 @milestone(
     "Scheduler.schedule",
     hint="Decodes first, whatever else waits. What is left of the budget goes to prompts in order of arrival.",
-    second_hint="price.left: the budget beside decodes; price(): what a chunk takes. Sort: one token first, then slot.",
+    second_hint="Subtract each chunk's tokens from the budget until none is left. Sort: one token first, then slot.",
 )
 def test_a_step_under_a_budget(stage):
-    """A token for each that decodes; what `price.left` says buys tokens of prompts begun, then of waiting ones.
+    """A token for each that decodes; the rest of the budget is for prompts that have begun, then for waiting ones.
 
-    There are three slots, and a budget of 8; at the end a token costs one more for each token read. Chunks of one token
-    come first, each kind in the order of slots.
+    There are three slots, and a budget of 8. Chunks of one token come first, each kind in the order of slots.
     """
     scheduler = make_scheduler(stage)
     wanted = [{"A": 3, "B": 5}, {"A": 1, "B": 7}, {"A": 1, "B": 1, "C": 4}, {"A": 1, "B": 1, "C": 1}]
@@ -109,8 +104,6 @@ def test_a_step_under_a_budget(stage):
     expect_steps(scheduler, [], [{"B": 1, "C": 1, "D": 2}, {"D": 1, "B": 1, "C": 1}])
     scheduler = make_scheduler(stage)
     expect(scheduler.schedule() == [], "with nothing to do, `schedule` returns an empty list")
-    scheduler.price = ChunkPrice(read=1)
-    expect_steps(scheduler, [{"A": 3, "B": 3}], [{"B": 1, "A": 3}, {"A": 1, "B": 1}])
 
 
 @milestone(

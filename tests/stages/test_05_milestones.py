@@ -207,7 +207,7 @@ def test_admitted_or_refused(stage):
     "Scheduler._extend",
     hint="Has `computed` a place? That is the number of the next token, so the table must hold computed + 1.",
     second_hint="allocator.extend(sequence.page_table, sequence.computed + 1) takes a page only if one is lacking. "
-    "While it returns False, `_preempt`, until this sequence no longer runs.",
+    "While it returns False, `preempt`, until this sequence no longer runs.",
 )
 def test_a_request_grows(stage):
     """Before a decode step there is a place for token number `computed`: a new page if the last one is full. If none is
@@ -230,14 +230,14 @@ def test_a_request_grows(stage):
         expect(said is True and len(table) == pages, what, picture)
     scheduler = make_scheduler(stage, pages=2, page_size=16)
     _, b = (decoding(stage, scheduler, name, 16) for name in "AB")
-    scheduler._preempt = lambda: scheduler.allocator.release(scheduler.running.popitem()[1].page_table)
+    scheduler.preempt = lambda: scheduler.allocator.release(scheduler.running.popitem()[1].page_table)
     said, running = scheduler._extend(b), list(scheduler.running)
     what = f"after `_extend(B)`, `running` must be ['A'], not {running}: B was the youngest"
     expect(running == ["A"] and said is False, f"{what}; `_extend` returned {said}", owners(scheduler))
 
 
 @milestone(
-    "Scheduler._preempt",
+    "Scheduler.preempt",
     seconds=5,
     hint="Release its page table, put its request at the front of `waiting`, and count the preemption.",
     second_hint="`running.popitem()` is the youngest. It may be the one that asks: then `_extend` returns False.",

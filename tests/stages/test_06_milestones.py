@@ -176,9 +176,9 @@ def test_what_is_cached_is_taken_over(stage):
 
 
 @milestone(
-    "Scheduler._admit, Scheduler._preempt",
+    "Scheduler._admit, Scheduler.preempt",
     hint="When a request is admitted, its tokens are asked for, and those computed already are hits: cached_tokens.",
-    second_hint="A request that was preempted counts no more: `_preempt` notes it in the request, as `preempted`.",
+    second_hint="A request that was preempted counts no more: `preempt` notes it in the request, as `preempted`.",
 )
 def test_the_second_follows_the_first(stage):
     """A prompt takes over what another has computed of it until it is admitted, and each prompt counts once."""
@@ -191,7 +191,7 @@ def test_the_second_follows_the_first(stage):
     scheduler.check()
     what = "cached_tokens, counted when a request is admitted"
     expect_rows(what, [request.cached_tokens for request in requests], [0, 36], request="AB")
-    scheduler._preempt()
+    scheduler.preempt()
     expect([one.request_id for one in scheduler.waiting] == ["B"], "the youngest, B, must be back in the queue")
     scheduler.schedule()
     expect("B" in scheduler.running, "B was preempted, and there is room: it must run again")

@@ -23,7 +23,7 @@ from tests.helpers.faulty_fleet import (
     scheduler_module,
     worker_module,
 )
-from tests.helpers.scheduler_machine import PRICES, machine_test, make_request, write
+from tests.helpers.scheduler_machine import machine_test, make_request, write
 
 router_module, routing, speculation = (load_stage_module("08", name) for name in ("router", "routing", "speculation"))
 
@@ -55,12 +55,9 @@ class RouterMachine(RuleBasedStateMachine):
         self.cached = {}  # by request: its cached tokens, as first reported
         self.disturbed = set()  # workers whose messages were lost, repeated or delayed
 
-    @initialize(calm=st.booleans(), price=PRICES)
-    def begin(self, calm, price):
-        """price: of the first workers. Those that replace them have the default price, which counts tokens."""
+    @initialize(calm=st.booleans())
+    def begin(self, calm):
         self.calm = calm
-        for worker in self.fleet.workers:
-            worker.scheduler.price = price
 
     @property
     def in_transfer(self) -> list:

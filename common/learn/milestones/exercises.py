@@ -168,15 +168,12 @@ def short_prompts_pass(stage):
 
 @exercise(
     "04-6",
-    hint="`order` gets `running` and `waiting`, and returns both. Which of those that wait is its tenant's first?",
+    hint="Put `waiting` in order at the start of `schedule`. Which of those that wait is its tenant's first?",
     second_hint="Count how many of its tenant stand before each request; sort by that, which keeps equals in order.",
 )
 def tenants_take_turns(stage):
-    """`scheduler.py` has a policy `TakeTurns`: the first request of each tenant, then the second of each, and so on."""
-    policy = getattr(stage.scheduler, "TakeTurns", None)
-    expect(policy is not None, "scheduler.py has no class `TakeTurns`")
+    """Of those that wait, the first request of each tenant is admitted first, then the second of each, and so on."""
     scheduler = stage.scheduler.Scheduler(1, 64)
-    scheduler.policy = policy()
     tenants, arriving = dict(zip("ABCDEFG", "xxxyxzy", strict=True)), {name: 4 for name in "ABCDEFG"}
     requests = {name: make_request(name, tokens) for name, tokens in arriving.items()}
     for name, request in requests.items():

@@ -67,14 +67,14 @@ def check_chunks(scheduler: Any) -> None:
 
 
 def bound_preemption(scheduler: Any) -> None:
-    """Have a `_preempt` fail that makes no room: `_extend` would call it forever."""
-    preempt = scheduler._preempt
+    """Have a `preempt` fail that makes no room: `_extend` would call it forever."""
+    preempt = scheduler.preempt
 
     def bounded() -> None:
         before, running = owners(scheduler), len(scheduler.running)
         preempt()
-        picture = f"before\n{before}\nafter `_preempt`\n{owners(scheduler)}"
+        picture = f"before\n{before}\nafter `preempt`\n{owners(scheduler)}"
         made_room = len(scheduler.running) < running and scheduler.allocator.free
-        expect(made_room, "`_preempt` must take a request out of `running` and free its pages", picture)
+        expect(made_room, "`preempt` must take a request out of `running` and free its pages", picture)
 
-    scheduler._preempt = bounded
+    scheduler.preempt = bounded

@@ -33,15 +33,13 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from common.acceleration.accelerate import make_engine
 from common.attention import PagedBatch
 from common.bench import plots
 from common.bench.ceilings import read_bytes_per_second
 from common.bench.cost_model import parameters
-from common.bench.description import described
 from common.bench.harness import Benchmark, Figures, Unavailable
 from common.bench.run import run_benchmark
-from common.bench.settings import Settings
+from common.bench.settings import Settings, engine_of
 from common.bench.tables import Rows
 from common.bench.workloads import random_prompt
 from common.checkpoints.corpus import document
@@ -116,7 +114,7 @@ def measure_decode(settings: Settings, sizes: dict) -> Figures:
     rounds: dict[str, list[list[float]]] = {}
     for form in [*FORMS] * sizes["rounds"]:  # The forms take turns, since other programs share the machine.
         with suppress(Unavailable):
-            engine = make_engine(load_engine(STAGE), load(settings, form))
+            engine = engine_of(STAGE, load(settings, form))
             rounds.setdefault(form, []).append([decode_rate(engine, number, sizes) for number in sizes["requests"]])
     for form, rates in rounds.items():
         in_8_bits = embedding * max(0, FORMS["int8"].bytes - FORMS[form].bytes)  # The embedding never has 4 bits.
@@ -219,9 +217,9 @@ def report(document: dict) -> dict[str, Rows]:
     return {"quality": quality, "decode": decode}
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={side: partial(measure, side) for side in SIDES} | {"decode": measure_decode},
     draw=draw,
     report=report,

@@ -26,9 +26,8 @@ from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second, read_bytes_per_second
 from common.bench.client import Target, find_target, generate_load
 from common.bench.cost_model import parameters, step_flops
-from common.bench.description import described
 from common.bench.experiments import peer_program
-from common.bench.harness import Benchmark, Figures, Headline, Unavailable, parsed
+from common.bench.harness import Benchmark, Figures, Measured, Unavailable, parsed
 from common.bench.load import failure, serving
 from common.bench.metrics import percentiles
 from common.bench.run import run_benchmark
@@ -36,7 +35,6 @@ from common.bench.settings import Settings
 from common.bench.tables import Rows
 from common.bench.workloads import Job, page_prompt
 from common.loader import Loaded
-from common.model import ModelConfig
 from common.setup.machine import usable_cores
 from common.stages import ROOT, stage_folder
 from common.toml import read_toml
@@ -243,7 +241,7 @@ def floor(sizes: dict, case: str) -> list[float]:
     return [max((weights + n * kv) / reads, n * flops / product) for n in sizes["requests"]]
 
 
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+def derive(sizes: dict, measured: Measured, *_) -> Figures:
     """Return of each side the percentage of the ceiling that it reaches, and how many tokens are stage 06's."""
     found: Figures = {}
     for side, (_, case) in SIDES.items():
@@ -317,19 +315,13 @@ def draw(document: dict, png: Path) -> None:
             plots.axes(panel, "requests at once", "percent of the ceiling", case)
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={side: partial(measure, name=name, case=case) for side, (name, case) in SIDES.items()}
     | {side: partial(measure_http, name=name, case=case) for side, (name, case) in SERVERS.items()},
     derive=derive,
     draw=draw,
-    headline=Headline(
-        "decoding of SmolLM2 in bfloat16, 32 requests at once",
-        "tokens/s",
-        ("transformers bfloat16", "llama.cpp bfloat16", "vLLM bfloat16", f"{OURS} bfloat16"),
-        lambda sizes, side: side["decode"][-1],
-    ),
     report=report,
 )
 

@@ -49,16 +49,14 @@ def test_a_copy_without_history_is_told_its_commit(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "full", "quick"),
     [
-        (Settings(device="cpu"), "full", "quick"),
-        (Settings("Qwen3-0.6B", device="cpu", load_format="dummy"), "large", "large-quick"),
         (Settings("draft", device="cpu"), "full", "quick"),
+        (Settings("Qwen3-0.6B", device="cpu", load_format="dummy"), "large", "large-quick"),
     ],
 )
 def test_a_large_model_has_sizes_of_its_own_on_a_cpu(settings, full, quick):
     assert [settings.size_set(name) for name in ("full", "quick", "tiny")] == [full, quick, "tiny"]
-    names = [suite.Suite([], settings, name, Path()).path.stem for name in (full, quick, "tiny")]
-    assert len({*names}) == 3, "no set of sizes replaces the results of another"
-    assert [name.endswith("-quick") for name in names] == [False, True, False]
+    names = {suite.Suite([], settings, name, Path()).path.stem for name in (full, quick, "tiny")}
+    assert len(names) == 3, "no set of sizes replaces the results of another"
 
 
 def test_labels_are_moved_apart_and_no_further():

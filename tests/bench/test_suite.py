@@ -153,23 +153,22 @@ def test_an_interruption_ends_the_child_and_what_it_started(write, tmp_path, ctr
 
 
 @pytest.mark.parametrize(
-    ("now", "better", "times", "ratio", "says"),
+    ("now", "better", "drift", "ratio", "says"),
     [
-        ([4.0, 6.0], "more", [[1.0, 1.05], [1.0, 1.0]], 2.5, None),
-        ([1.0, 1.0], "less", [[1.0, 1.0], [1.0, 1.0]], 2.0, None),
-        ([1.0, 1.2], "neither", [[1.0, 1.0], [1.0, 1.3]], 0.55, None),
-        ([1.9, 1.9], "more", [[1.0, 1.0], [1.1, 1.0]], 0.95, "drifted by 10% between the sides, and the ratio claims"),
-        ([1.8, 2.9], "more", [[1.0, 1.0], [1.0, 1.0]], 1.175, "the repeats disagree about which side is better"),
+        ([4.0, 6.0], "more", 1.05, 2.5, "None"),
+        ([1.0, 1.0], "less", 1.0, 2.0, "None"),
+        ([1.0, 1.2], "neither", 1.3, 0.55, "None"),
+        ([1.9, 1.9], "more", 1.1, 0.95, "drifted by 10% between the sides, and the ratio claims 5%"),
+        ([1.8, 2.9], "more", 1.0, 1.175, "the repeats disagree about which side is better"),
     ],
 )
-def test_a_ratio_above_one_is_better_unless_the_machine_drifted_or_repeats_disagree(now, better, times, ratio, says):
-    repeats = [
-        {side: {"figures": {"value": value}, "reference_ms": each} for side, value in {"before": 2.0, "now": x}.items()}
-        for x, each in zip(now, times, strict=True)
-    ]
+def test_a_ratio_above_one_is_better_unless_the_machine_drifted_or_repeats_disagree(now, better, drift, ratio, says):
+    def answer(value: float) -> dict:
+        return {"figures": {"value": value}, "reference_ms": [1.0, drift]}
+
+    repeats = [{"before": answer(2.0), "now": answer(value)} for value in now]
     entry = summary.headline_entry(replace(HEADLINE, better=better), {"length": 8}, repeats)
-    assert entry["ratio"]["median"] == pytest.approx(ratio)
-    assert entry["doubt"] is None if says is None else says in entry["doubt"]
+    assert entry["ratio"]["median"] == pytest.approx(ratio) and says in str(entry["doubt"])
 
 
 def test_a_drift_between_sides_marks_the_ratio_in_file_and_table(write, tmp_path, monkeypatch):

@@ -34,14 +34,12 @@ def test_what_is_said_in_words_holds(folder, claim, result):
     ("figure", "bounds", "true"),
     [
         ("sides.now.ms", {"least": 1, "most": 4}, True),
-        ("sides.now.ms", {"least": 2}, False),
-        ("sides.now.ms.-1", {"least": 3, "most": 4}, True),
+        ("sides.now.ms.-1", {"least": 3.5}, False),
         ("sides.now.ms / sides.before.ms", {"most": 2}, True),
         ("sides.now.ms.1 / sides.before.ms.1", {"least": 2}, False),
-        ("sides.now.ms.0 / sides.before.once", {"least": 0.1, "most": 0.2}, True),
     ],
 )
 def test_a_claim_is_about_every_repeat_and_each_place_of_a_curve(figure, bounds, true):
-    now, before = {"ms": spread([[1, 4], [2, 3]])}, {"ms": spread([[1, 2], [1, 2]]), "once": spread([10, 10])}
-    document = {"order": [[], []], "sides": {"now": now, "before": before}}
+    sides = {"now": {"ms": spread([[1, 4], [2, 3]])}, "before": {"ms": spread([[1, 2], [1, 2]])}}
+    document = {"order": [[], []], "sides": sides}
     assert holds({"figures": [figure]} | bounds, document) == true

@@ -16,6 +16,7 @@ import torch
 
 from common.bench.ceilings import ceilings
 from common.bench.cost_model import decode_bytes, step_flops
+from common.bench.documents import medians
 from common.bench.harness import Benchmark, Figures
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
@@ -77,8 +78,9 @@ def measure(settings: Settings, sizes: dict, stage: str, which: str = "model", *
 def report(document: dict) -> dict[str, list]:
     """Return a line for each engine."""
     lines = [("engine", *(name.replace("_", " ") for name in SHOWN))]
-    for side, figures in document["sides"].items():
-        values = (figures[name]["median"] for name in SHOWN)
+    _, sides, _ = medians(document)
+    for side, figures in sides.items():
+        values = (figures[name] for name in SHOWN)
         lines.append((side, *(f"{x:,.0f}" if x >= 100 else f"{x:.2g}" for x in values)))
     return {"nano-vllm's benchmark": lines}
 

@@ -31,12 +31,10 @@ def record(start: float, *chunks: float) -> RequestRecord:
     return RequestRecord(start, chunks[-1], list(chunks), prompt_tokens=9, output_tokens=len(chunks))
 
 
-def test_the_load_is_seeded_and_no_run_asks_anothers_questions():
-    first, second = (judge.jobs_of(20, 1, number) for number in (0, 1))
-    assert first == judge.jobs_of(20, 1, 0) and not any(job.ignore_eos for job in first)
-    assert len({job.prompt for job in first + second}) > 30, "a question of the corpus may come twice"
-    assert all(job.prompt.startswith(judge.SYSTEM_PROMPTS[8]) for job in first + second)
-    long = [len(job.prompt) > 2000 for job in first]
+def test_one_question_in_five_follows_a_handbook_and_all_follow_the_same_rules():
+    prompts = [job.prompt for job in judge.jobs_of(20, 1, 0)]
+    assert all(prompt.startswith(judge.SYSTEM_PROMPTS[8]) for prompt in prompts)
+    long = [len(prompt) > 2000 for prompt in prompts]
     assert long == [judge.is_long(place) for place in range(20)] and sum(long) == 4
 
 

@@ -11,6 +11,7 @@ import psutil
 import pytest
 
 from common.bench import harness, suite, summary
+from common.bench.documents import read_json
 from common.bench.harness import Benchmark, Headline, Run, run_process
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
@@ -58,20 +59,27 @@ def found(suite: Suite) -> dict:
 # ---- Measuring ----
 
 
-def test_every_side_and_repeat_is_a_process_of_its_own(write, tmp_path, capfd):
-    suite = suite_of(tmp_path, write(ANSWERS), repeats=2)
-    assert suite.run() == 0
-    [entry] = found(suite)["benchmarks"].values()
-    assert entry["order"] == [["before", "now"], ["now", "before"]]
-    assert len({pid for side in entry["figures"].values() for pid in side["pid"]["values"]}) == 4
-    assert entry["ratio"] == {"median": 2, "min": 2, "max": 2, "values": [2, 2]} and entry["title"] == "8 tokens"
-    progress = capfd.readouterr().err.splitlines()
-    assert progress[0].startswith("4 processes to measure; about") and len(progress) == 5
-    assert "4 of 4" in progress[-1] and progress[-1].endswith("about 0 s left")
-    assert not suite.partial.exists(), "nothing is left to resume"
+def test_every_side_and_repeat_is_a_process_of_its_own_and_the_last_line_is_the_document(write, tmp_path, capfd):
+    program = f"for side in sides: answer(side, model={asdict(Settings().config())})"
+    with pytest.raises(SystemExit) as ended:
+        options = ["--sizes", "tiny", "--device", "cpu", "--repeats", "2", "--out", str(tmp_path / "out")]
+        run_benchmark(write(program), options)
+    printed = capfd.readouterr()
+    last = printed.out.splitlines()[-1]
+    [document] = map(read_json, (tmp_path / "out").glob("*-tiny-sides.json"))
+    assert ended.value.code == 0 and json.loads(last) == document
+    assert document["benchmark"] == "sides" and document["size_set"] == "tiny" and document["sizes"] == {"length": 8}
+    assert document["order"] == [["before", "now"], ["now", "before"]]
+    assert len({pid for side in document["sides"].values() for pid in side["pid"]["values"]}) == 4
+    assert document["headline"]["title"] == "8 tokens"
+    assert document["headline"]["ratio"] == {"median": 2, "min": 2, "max": 2, "values": [2, 2]}
     facts = {"cpu", "cpu_cores", "gpu", "python", "torch", "torch_threads", "commit", "date", "dtype", "model"}
-    assert facts | {"copy_bytes_per_second", "matmul_flops_per_second"} <= found(suite)["machine"].keys()
-    assert str(tmp_path) not in suite.path.read_text()
+    assert facts | {"copy_bytes_per_second", "matmul_flops_per_second"} <= document["hardware"].keys()
+    assert not {platform.node(), str(tmp_path), str(ROOT)} & set(last.split('"')), "results are published"
+    first, *_, progress = printed.err.splitlines()[:5]
+    assert first.startswith("4 processes to measure; about")
+    assert "4 of 4" in progress and progress.endswith("about 0 s left")
+    assert not [*(tmp_path / "out").glob("*.partial")], "nothing is left to resume"
 
 
 def test_a_side_that_fails_says_why_and_only_it_is_measured_again(write, tmp_path, capfd):
@@ -181,22 +189,6 @@ def test_a_drift_between_sides_marks_the_ratio_in_file_and_table(write, tmp_path
     assert "sides ?  2.00 times" in summary.table(document) and "noise, not a result" in summary.table(document)
     assert suite_of(tmp_path, drifting.benchmarks[0]).run(again=True) == 0
     assert found(drifting)["benchmarks"]["sides"]["doubt"] is None and "?" not in summary.table(found(drifting))
-
-
-# ---- The command line ----
-
-
-def test_the_last_line_is_the_document_that_was_written(write, tmp_path, capfd):
-    with pytest.raises(SystemExit) as ended:
-        program = f"for side in sides: answer(side, model={asdict(Settings().config())})"
-        run_benchmark(write(program), ["--sizes", "tiny", "--device", "cpu", "--out", str(tmp_path / "out")])
-    last = capfd.readouterr().out.splitlines()[-1]
-    [path] = (tmp_path / "out").glob("*-tiny-sides.json")
-    document = json.loads(last)
-    assert ended.value.code == 0 and document == json.loads(path.read_text())
-    assert document["benchmark"] == "sides" and document["size_set"] == "tiny" and document["sizes"] == {"length": 8}
-    assert document["sides"]["now"]["value"]["median"] == 4 and document["headline"]["ratio"]["median"] == 2
-    assert not {platform.node(), str(tmp_path), str(ROOT)} & set(last.split('"')), "results are published"
 
 
 def test_a_learners_stage_is_measured_beside_the_reference(tmp_path, monkeypatch):

@@ -102,7 +102,6 @@ def measure(side: str, settings: Settings, sizes: dict) -> Figures:
         "mean_change": change.mean().item(),
         "largest_change": change.max().item(),
         "agreed_percent": 100 * agreed / sum(map(len, answers[0])),
-        "kv_bytes_per_token": rounded.config.kv_bytes_per_token(rounded.dtype),
     }
 
 

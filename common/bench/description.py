@@ -53,9 +53,9 @@ def operands(document: Mapping[str, Any], figure: str, repeat: int | None = None
     """Return the values of A and of B in "A / B", all values of a curve; without B, a 1 for each value of A."""
     above, _, below = figure.partition(" / ")
     top = listed(look_up(document, above, repeat))
-    if not below or below[0].isdigit():
-        return top, [float(below or 1)] * len(top)
-    return top, listed(look_up(document, below, repeat))
+    if below[:1].isdigit():
+        return top, [float(below)] * len(top)
+    return top, listed(look_up(document, below, repeat)) if below else [1] * len(top)
 
 
 def look_up(found: Any, path: str, repeat: int | None = None) -> Any:
@@ -75,7 +75,9 @@ def filled(text: str, document: Mapping[str, Any]) -> str:
         figure, _, form = found[1].partition(":")
         [above, *_], [below, *_] = operands(document, figure)
         number = above / below if "/" in figure else above
-        return f"{number:{form}}" if form else short(number) if isinstance(number, float) else str(number)
+        if form:
+            return f"{number:{form}}"
+        return short(number) if isinstance(number, float) else str(number)
 
     return re.sub(r"{(.+?)}", value, text)
 
@@ -92,8 +94,8 @@ def table_of(rows: Sequence[Sequence[str]], document: Mapping[str, Any], places:
 
 def spread_out(cell: str, document: Mapping[str, Any]) -> list[str]:
     """Return a cell for each place of the list that it names with "*"."""
-    path, star, _ = cell.rpartition("{")[2].partition(".*")
-    return [cell.replace("*", str(at)) for at in range(len(look_up(document, path)))] if star else [cell]
+    found = re.search(r"{([^}]*)\.\*", cell)
+    return [cell.replace("*", str(at)) for at in range(len(look_up(document, found[1])))] if found else [cell]
 
 
 def listed(value: Any) -> list:

@@ -21,17 +21,16 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
 from common.bench.documents import parts
-from common.bench.engine_load import answer, engine_load
+from common.bench.engine_load import add, answer, engine_load
 from common.bench.harness import Benchmark, Figures, Measured, curves
 from common.bench.metrics import percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.steps import decoding
 from common.bench.timing import free_memory
-from common.bench.workloads import corpus_jobs, mixed_lengths, mixed_pages, page_prompt
+from common.bench.workloads import Job, corpus_jobs, mixed_lengths, mixed_pages, page_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
-from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
 BEFORE, NOW = "03_streaming", "04_continuous_batching"
@@ -111,7 +110,7 @@ def arrivals(engine: BaseEngine, sizes: dict) -> Figures:
     for length in sizes["arriving"]:
         with decoding(engine, sizes["decoding"], prompt_tokens=16, tokens=4) as others:
             before = len(others[0].token_ids)
-            arrived = engine.add(page_prompt(engine, length), SamplingParams(max_tokens=1))
+            arrived = add(engine, Job(page_prompt(engine, length), 1))
             while not arrived.finished:
                 engine.step()
         # They share every step, so that their gaps are the same.

@@ -12,36 +12,23 @@ come out dearer than predicted: there the fixed cost of a step, Python's and PyT
 """
 
 import sys
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
 from common.bench.cost_model import step_flops
-from common.bench.description import described
-from common.bench.harness import Benchmark, Figures, Headline
-from common.bench.offline import engine_writer, measure_writing, transformers_writer
+from common.bench.documents import parts
+from common.bench.harness import Benchmark, Figures, Measured
+from common.bench.offline import engine_writing, transformers_writing
 from common.bench.run import run_benchmark
-from common.bench.settings import Settings
-from common.bench.tables import Rows, by_size
 from common.model import ModelConfig
 
 
-def measure_naive(settings: Settings, sizes: dict) -> Figures:
-    return measure_writing(engine_writer(settings, "01_naive"), sizes, settings.load())
-
-
-def measure_transformers(settings: Settings, sizes: dict) -> Figures:
-    return measure_writing(transformers_writer(settings, use_cache=False), sizes, settings.without_weights())
-
-
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    naive = measured["01_naive"]
+def derive(sizes: dict, measured: Measured, config: ModelConfig, *_) -> Figures:
     calibration = sizes["lengths"].index(sizes["calibration_length"])
-    flops_per_ms = step_flops(config, sizes["calibration_length"]) / naive["ms_per_token"][calibration]
+    flops_per_ms = step_flops(config, sizes["calibration_length"]) / measured["01_naive"]["ms_per_token"][calibration]
     steps = [step_flops(config, sizes["prompt"] + i) / flops_per_ms for i in range(max(sizes["answers"]))]
     return {
         "predicted_ms_per_token": [step_flops(config, length) / flops_per_ms for length in sizes["lengths"]],
@@ -49,12 +36,8 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
-def headline(sizes: dict, side: Figures) -> dict[str, float]:
-    return {f"at {sizes['lengths'][at]} tokens": side["ms_per_token"][at] for at in (0, -1)}
-
-
 def draw(document: dict, png: Path) -> None:
-    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    sizes, sides, figures = parts(document)
     message = "Without a cache, every token costs more than the last"
     remark = (
         f"Predicted: the FLOPs of each step, at the rate measured at {sizes['calibration_length']} tokens. "
@@ -70,32 +53,15 @@ def draw(document: dict, png: Path) -> None:
         plots.axes(answer, x_label, "seconds", "A whole answer")
 
 
-def report(document: dict) -> dict[str, Rows]:
-    sizes, sides, predicted = document["sizes"], document["sides"], document["figures"]
-
-    def columns(name: str) -> dict[str, Figures]:
-        ours, theirs = (sides[side][name] for side in ("01_naive", "transformers"))
-        return {"stage 01": ours, "predicted": predicted[f"predicted_{name}"], "transformers": theirs}
-
-    ends = [sizes["lengths"][at] for at in (0, -1)]
-    times = [columns("ms_per_token")[side]["median"] for side in ("stage 01", "predicted")]
-    growth = [f"{each[-1] / each[0]:.1f}" for each in times]
-    header = [*(f"one more token after {length}, ms" for length in ends), "times as long", "by the operations"]
-    return {
-        "shape": [header, [*(plots.short(times[0][at]) for at in (0, -1)), *growth]],
-        "token": by_size("tokens so far", sizes["lengths"], columns("ms_per_token"), unit="ms", only=(64, 512, 2048)),
-        "answer": by_size("tokens written", sizes["answers"], columns("seconds"), unit="s", only=(128, 256, 512)),
-    }
-
-
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
-    sides={"01_naive": measure_naive, "transformers": measure_transformers},
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
+    sides={
+        "01_naive": partial(engine_writing, "01_naive"),
+        "transformers": partial(transformers_writing, use_cache=False),
+    },
     derive=derive,
     draw=draw,
-    headline=Headline("one more token", "ms", ("01_naive",), headline, more_is_better=None),
-    report=report,
 )
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ small is read in no time, and the fixed cost of a step is most of a decode step:
 """
 
 import sys
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -22,45 +22,31 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
 from common.bench.cost_model import decode_bytes, step_flops
-from common.bench.description import described
-from common.bench.harness import Benchmark, Figures, Headline
-from common.bench.offline import engine_writer, measure_writing, transformers_writer
+from common.bench.documents import parts
+from common.bench.harness import Benchmark, Figures, Measured
+from common.bench.offline import engine_writing, transformers_writing
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.tables import Rows, by_size
 from common.bench.workloads import page_prompt
 from common.model import ModelConfig
 from common.sampling import SamplingParams
 from common.stages import load_engine
 
 
-def measure_naive(settings: Settings, sizes: dict) -> Figures:
-    return measure_writing(engine_writer(settings, "01_naive"), sizes, settings.load())
-
-
 def measure_kv_cache(settings: Settings, sizes: dict) -> Figures:
-    writing = measure_writing(engine_writer(settings, "02_kv_cache"), sizes, settings.load())
-    return writing | {"cache_bytes": measure_cache(settings, sizes["cache_tokens"])}
-
-
-def measure_transformers(settings: Settings, sizes: dict) -> Figures:
-    return measure_writing(transformers_writer(settings, use_cache=True), sizes, settings.without_weights())
-
-
-def measure_cache(settings: Settings, requests: list[int]) -> list[int]:
-    """Return the bytes that a running request of each size holds, prompt and answer counted together."""
+    """Measure the same, and the bytes that a running request of each size holds, prompt and answer together."""
+    figures, held = engine_writing("02_kv_cache", settings, sizes), []
     engine = load_engine("02_kv_cache")(settings.load())
-    held = []
-    for tokens in requests:
+    for tokens in sizes["cache_tokens"]:
         prompt = page_prompt(engine, tokens // 2)
         request = engine.add(prompt, SamplingParams(max_tokens=tokens - len(prompt), ignore_eos=True))
         engine.step()
         held.append(engine.stats()["kv_bytes_reserved"])
         engine.abort(request.request_id)
-    return held
+    return figures | {"cache_bytes": held}
 
 
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+def derive(sizes: dict, measured: Measured, config: ModelConfig, dtype: torch.dtype) -> Figures:
     naive, cached = measured["01_naive"], measured["02_kv_cache"]
     lengths, calibration_length = sizes["lengths"], sizes["calibration_length"]
     calibration = lengths.index(calibration_length)
@@ -80,7 +66,7 @@ LABELS = {"01_naive": "stage 01", "02_kv_cache": "stage 02", "transformers": "tr
 
 
 def draw(document: dict, png: Path) -> None:
-    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    sizes, sides, figures = parts(document)
     compared = sizes["compared_answer"]
     at = sizes["answers"].index(compared)
     top, bottom = (sides[side]["seconds"]["median"][at] for side in ("01_naive", "02_kv_cache"))
@@ -92,8 +78,8 @@ def draw(document: dict, png: Path) -> None:
     with plots.page(png, document, message, columns=2, remark=remark) as (token, answer):
         plots.doubling(token, sizes["lengths"])
         plots.logarithmic(token)
-        plots.predicted(token, sizes["lengths"], figures["predicted_naive_ms_per_token"], "predicted")
-        plots.predicted(token, sizes["lengths"], figures["predicted_cached_ms_per_token"], "predicted")
+        for kind in ("naive", "cached"):
+            plots.predicted(token, sizes["lengths"], figures[f"predicted_{kind}_ms_per_token"], "predicted")
         for side, label in LABELS.items():
             plots.line(token, sizes["lengths"], sides[side]["ms_per_token"], side, label)
             plots.line(answer, sizes["answers"], sides[side]["seconds"], side, label)
@@ -105,38 +91,16 @@ def draw(document: dict, png: Path) -> None:
         plots.axes(answer, x_label, "seconds", "A whole answer")
 
 
-def report(document: dict) -> dict[str, Rows]:
-    sizes, sides = document["sizes"], document["sides"]
-    token, answer = ({LABELS[side]: sides[side][name] for side in LABELS} for name in ("ms_per_token", "seconds"))
-    length, tokens = sizes["lengths"][-1], sizes["compared_answer"]
-    at = sizes["answers"].index(tokens)
-    both, columns = ("stage 01", "stage 02"), ((token, -1), (answer, at))
-    ms, seconds = ([each[label]["median"][end] for label in both] for each, end in columns)
-    predicted = [document["figures"][f"predicted_{side}_answer_ms"]["median"] for side in ("naive", "cached")]
-    whats = (f"one more token after {length}, ms", f"an answer of {tokens} tokens, s")
-    header = [f"{label}, {what}" for what in whats for label in both]
-    shape = [*map(plots.short, ms + seconds), *(f"{one / other:.1f}" for one, other in (seconds, predicted))]
-    return {
-        "shape": [[*header, "times sooner", "predicted"], shape],
-        "token": by_size("tokens so far", sizes["lengths"], token, unit="ms", only=(64, 512, 2048)),
-        "answer": by_size("tokens written", sizes["answers"], answer, unit="s", only=(128, 256, 512)),
-    }
-
-
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
-    sides={"01_naive": measure_naive, "02_kv_cache": measure_kv_cache, "transformers": measure_transformers},
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
+    sides={
+        "01_naive": partial(engine_writing, "01_naive"),
+        "02_kv_cache": measure_kv_cache,
+        "transformers": partial(transformers_writing, use_cache=True),
+    },
     derive=derive,
     draw=draw,
-    headline=Headline(
-        "a whole answer of {compared_answer} tokens",
-        "s",
-        ("01_naive", "02_kv_cache"),
-        lambda sizes, side: side["seconds"][sizes["answers"].index(sizes["compared_answer"])],
-        more_is_better=False,
-    ),
-    report=report,
 )
 
 if __name__ == "__main__":

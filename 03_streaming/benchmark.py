@@ -13,12 +13,9 @@ Decoding one token reads every weight for two FLOPs each, so that share is small
 """
 
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -26,13 +23,12 @@ from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second
 from common.bench.client import Target, generate_load
 from common.bench.cost_model import parameters
-from common.bench.description import described
-from common.bench.harness import Benchmark, Figures, Headline, Unavailable
+from common.bench.documents import parts
+from common.bench.harness import Benchmark, Figures, Measured, Unavailable
 from common.bench.load import running_server
 from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.tables import Rows, by_size
 from common.bench.workloads import Job, corpus_jobs
 from common.loader import load_tokenizer
 from common.model import ModelConfig
@@ -69,21 +65,18 @@ def measure(stage: str, settings: Settings, sizes: dict, *, stream: bool, option
     }
 
 
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    streaming = measured[NOW]
-    flops, processed = 2 * parameters(config), streaming["processed_tokens_per_second"]
-    in_the_queue = [clients / sizes["clients"][0] for clients in sizes["clients"]]
+def derive(sizes: dict, measured: Measured, config: ModelConfig, *_) -> Figures:
+    now, clients = measured[NOW], sizes["clients"]
+    share = 100 * 2 * parameters(config) / now["peak_flops_per_second"]  # percent of the peak, for a token per second
     return {
-        "utilisation_percent_03_streaming": [
-            100 * flops * rate / streaming["peak_flops_per_second"] for rate in processed
-        ],
-        "predicted_e2el_seconds": [n * streaming["e2el_mean_seconds"][0] for n in in_the_queue],
+        "utilisation_percent_03_streaming": [share * rate for rate in now["processed_tokens_per_second"]],
+        "predicted_e2el_seconds": [n / clients[0] * now["e2el_mean_seconds"][0] for n in clients],
     }
 
 
 def draw(document: dict, png: Path) -> None:
-    sizes, sides, clients = document["sizes"], document["sides"], document["sizes"]["clients"]
-    now, tint = sides[NOW], plots.color("03")
+    sizes, sides, figures = parts(document)
+    now, clients, tint = sides[NOW], sizes["clients"], plots.color("03")
     message = "One client sees text at once; with many, the queue grows and throughput does not"
     remark = (
         "Over HTTP on one machine, client and server on the same cores. Latency: medians over all requests.\n"
@@ -96,52 +89,27 @@ def draw(document: dict, png: Path) -> None:
         plots.line(alone, answers, now[LAST], NOW, "stage 03,\nlast text", dashed=True)
         plots.line(alone, answers, first, NOW, "_first text")  # A label at its end would lie on the axis.
         plots.note(alone, answers[-1], first["max"][-1], "stage 03, first text", above=5, align="right", tint=tint)
-        plots.doubling(latency, clients)
-        plots.doubling(throughput, clients)
+        for panel in (latency, throughput):
+            plots.doubling(panel, clients)
         plots.logarithmic(latency)
         for stage, label in ((BEFORE, "stage 02"), (NOW, "stage 03")):
             plots.line(latency, clients, sides[stage]["e2el_p50_seconds"], stage, label)
             plots.line(throughput, clients, sides[stage][RATE], stage, label)
-        plots.predicted(latency, clients, document["figures"]["predicted_e2el_seconds"], "predicted")
+        plots.predicted(latency, clients, figures["predicted_e2el_seconds"], "predicted")
         plots.axes(alone, "tokens of the answer", "seconds since the request", "One client")
         plots.axes(latency, "clients at once", "seconds", "Many clients: latency of each")
         plots.axes(throughput, "clients at once", "tokens per second", "Many clients: throughput of all")
 
 
-def report(document: dict) -> dict[str, Rows]:
-    sizes, before, now = document["sizes"], document["sides"][BEFORE], document["sides"][NOW]
-    alone = {"stage 02, all text": before[FIRST], "stage 03, first text": now[FIRST], "stage 03, last text": now[LAST]}
-    many = {
-        "stage 02, tokens/s": before[RATE],
-        "stage 03, tokens/s": now[RATE],
-        "stage 03, % of peak FLOP/s": document["figures"]["utilisation_percent_03_streaming"],
-        "stage 02, latency in s": before["e2el_p50_seconds"],
-        "stage 03, latency in s": now["e2el_p50_seconds"],
-    }
-    first, last = before[FIRST]["median"][-1], now[FIRST]["median"][-1]
-    share = document["figures"]["utilisation_percent_03_streaming"]["median"][0]
-    header = [f"{stage}, first text of {sizes['answers'][-1]} tokens, ms" for stage in ("stage 02", "stage 03")]
-    shape = [*(plots.short(1e3 * seconds) for seconds in (first, last)), f"{first / last:.1f}", plots.short(share)]
-    return {
-        "shape": [[*header, "times sooner", "% of peak FLOP/s"], shape],
-        "one client": by_size("tokens written", sizes["answers"], alone, unit="ms", scale=1e3, only=(8, 64, 256)),
-        "many clients": by_size("clients", sizes["clients"], many, only=(1, 8, 64)),
-    }
-
-
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={
         BEFORE: partial(measure, BEFORE, stream=False),
         NOW: partial(measure, NOW, stream=True, options=("--max-queue", "128")),
     },
     derive=derive,
     draw=draw,
-    headline=Headline(
-        "first text, one client", "s", (BEFORE, NOW), lambda sizes, side: side[FIRST][-1], more_is_better=False
-    ),
-    report=report,
 )
 
 if __name__ == "__main__":

@@ -14,29 +14,23 @@ long as the step that it is in.
 """
 
 import sys
-from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
-
-import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
-from common.bench.description import described
-from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.documents import parts
+from common.bench.engine_load import add, answer, engine_load
+from common.bench.harness import Benchmark, Figures, Measured, curves
 from common.bench.metrics import percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.steps import decoding
-from common.bench.tables import Rows, by_size
 from common.bench.timing import free_memory
-from common.bench.workloads import corpus_jobs, mixed_lengths, mixed_pages, page_prompt
+from common.bench.workloads import Job, corpus_jobs, mixed_lengths, mixed_pages, page_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
-from common.model import ModelConfig
-from common.sampling import SamplingParams
 from common.stages import load_stage_module
 
 BEFORE, NOW = "03_streaming", "04_continuous_batching"
@@ -56,9 +50,8 @@ def measure_continuous(settings: Settings, sizes: dict) -> Figures:
     figures |= mixed(slots(loaded, sizes["group"], sizes["token_budget"]), sizes)
     for budget in sizes["budgets"]:
         free_memory(loaded.device)
-        figures[f"longest_gap_ms_budget_{budget}"], figures[f"ttft_ms_budget_{budget}"] = arrivals(
-            loaded, budget, sizes
-        )
+        found = arrivals(slots(loaded, sizes["decoding"] + 1, budget), sizes)
+        figures |= {f"{name}_budget_{budget}": values for name, values in found.items()}
     return figures
 
 
@@ -76,7 +69,7 @@ def slots(loaded: Loaded, count: int, token_budget: int) -> BaseEngine:
 
 def sweep(engine: BaseEngine, sizes: dict) -> Figures:
     """Return a value for each number of clients."""
-    figures: Figures = {}
+    points = []
     most = max(sizes["clients"])  # warm-up with all slots: the first use of memory costs time
     engine_load(engine, corpus_jobs(engine.tokenizer, most, most_tokens=sizes["most_tokens"]), concurrency=most)
     for clients in sizes["clients"]:
@@ -84,22 +77,22 @@ def sweep(engine: BaseEngine, sizes: dict) -> Figures:
         jobs = corpus_jobs(engine.tokenizer, count, most_tokens=sizes["most_tokens"])
         engine.trace.clear()
         result = engine_load(engine, jobs, concurrency=clients)
+        tokens = sum(step.tokens for step in engine.trace)
         point = {
             "itl_p50_ms": 1e3 * percentiles(result.values("itl"))["p50"],
             RATE: result.throughput,
             "requests_per_step": sum(len(step.works) for step in engine.trace) / len(engine.trace),
-            "rows_per_output_token": sum(step.tokens for step in engine.trace) / sum(job.max_tokens for job in jobs),
+            "rows_per_output_token": tokens / sum(job.max_tokens for job in jobs),
         }
-        for name, value in point.items():
-            figures.setdefault(name, []).append(value)
-    return figures
+        points.append(point)
+    return curves(points)
 
 
 def prefill_ms_per_token(engine: BaseEngine, tokens: int) -> float:
     """Return the ms of one more token in a step, from two steps that differ only in their number of tokens."""
     seconds = {}
     for length in (tokens // 2, tokens) * 3:
-        engine.generate([page_prompt(engine, length)], SamplingParams(max_tokens=1))
+        answer(engine, page_prompt(engine, length), 1)
         seconds[length] = min(engine.trace[-1].seconds, seconds.get(length, float("inf")))
     return 1e3 * (seconds[tokens] - seconds[tokens // 2]) / (tokens - tokens // 2)
 
@@ -111,24 +104,23 @@ def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     return {DONE: sorted(record.end - record.start for record in result.records)}
 
 
-def arrivals(loaded: Loaded, budget: int, sizes: dict) -> tuple[list[float], list[float]]:
+def arrivals(engine: BaseEngine, sizes: dict) -> Figures:
     """Return for each arriving prompt the longest gap between two tokens of the others, and its TTFT, in ms."""
-    engine = slots(loaded, sizes["decoding"] + 1, budget)
-    gaps, ttfts = [], []
+    points = []
     for length in sizes["arriving"]:
         with decoding(engine, sizes["decoding"], prompt_tokens=16, tokens=4) as others:
             before = len(others[0].token_ids)
-            arrived = engine.add(page_prompt(engine, length), SamplingParams(max_tokens=1))
+            arrived = add(engine, Job(page_prompt(engine, length), 1))
             while not arrived.finished:
                 engine.step()
         # They share every step, so that their gaps are the same.
         moments = others[0].timings.tokens[before - 1 :]
-        gaps.append(1e3 * max(after - before for before, after in pairwise(moments)))
-        ttfts.append(1e3 * arrived.timings.time_to_first_token)
-    return gaps, ttfts
+        gap = max(after - before for before, after in pairwise(moments))
+        points.append({"longest_gap_ms": 1e3 * gap, "ttft_ms": 1e3 * arrived.timings.time_to_first_token})
+    return curves(points)
 
 
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+def derive(sizes: dict, measured: Measured, *_) -> Figures:
     clients, now = sizes["clients"], measured[NOW]
     token = now["prefill_ms_per_token"]
     rows = now["rows_per_output_token"]  # the token's own row, and its share of the prompt's rows
@@ -149,7 +141,7 @@ def draw(document: dict, png: Path) -> None:
 
 
 def draw_sweep(document: dict, png: Path) -> None:
-    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    sizes, sides, figures = parts(document)
     clients, at = sizes["clients"], sizes["compared_clients"]
     before, now = (sides[side][RATE]["median"][clients.index(at)] for side in (BEFORE, NOW))
     message = f"When {at} clients share steps, throughput is {now / before:.1f} times as high"
@@ -157,18 +149,16 @@ def draw_sweep(document: dict, png: Path) -> None:
         "Predicted: each further request adds to a step what its token and its share of its prompt cost in a prefill."
     )
     with plots.page(png, document, message, columns=2, remark=remark) as (throughput, gap):
-        throughput.set_xticks(clients)
-        gap.set_xticks(clients)
         plots.predicted(throughput, clients, figures["predicted_tokens_per_second"], "predicted")
         for stage, label in ((BEFORE, "stage 03"), (NOW, "stage 04")):
             plots.line(throughput, clients, sides[stage][RATE], stage, label)
             plots.line(gap, clients, sides[stage]["itl_p50_ms"], stage, label)
-        plots.axes(throughput, "clients at once", "output tokens per second", "Throughput of all together")
-        plots.axes(gap, "clients at once", "ms between two tokens, median", "The price: a longer gap for each")
+        plots.axes(throughput, "clients at once", "output tokens per second", "Throughput of all together", clients)
+        plots.axes(gap, "clients at once", "ms between two tokens, median", "The price: a longer gap for each", clients)
 
 
 def draw_batching(document: dict, png: Path) -> None:
-    sizes, sides = document["sizes"], document["sides"]
+    sizes, sides, _ = parts(document)
     now, static = sides[NOW], sides["static"]
     message = "No request waits for the longest answer, nor for the longest prompt"
     remark = (
@@ -182,56 +172,21 @@ def draw_batching(document: dict, png: Path) -> None:
         plots.steps(finished, now[DONE], counts, NOW, "continuous")
         plots.axes(finished, "seconds", "requests finished", "The same model, two ways to batch")
         finished.yaxis.get_major_locator().set_params(integer=True)
-        gap.set_xticks(sizes["arriving"])
         *pieces, whole = sizes["budgets"]
         plots.line(gap, sizes["arriving"], now[f"longest_gap_ms_budget_{whole}"], "static", "in one piece")
         for i, budget in enumerate(pieces):
             figure = now[f"longest_gap_ms_budget_{budget}"]
             plots.line(gap, sizes["arriving"], figure, NOW, f"budget {budget}", dashed=i > 0)
-        plots.axes(gap, "tokens of the arriving prompt", "milliseconds", "Longest gap of the decoding requests")
+        title = "Longest gap of the decoding requests"
+        plots.axes(gap, "tokens of the arriving prompt", "milliseconds", title, sizes["arriving"])
 
 
-def report(document: dict) -> dict[str, Rows]:
-    sizes, figures = document["sizes"], document["figures"]
-    before, now = (document["sides"][side] for side in (BEFORE, NOW))
-    columns = {
-        "stage 03, tokens/s": before[RATE],
-        "stage 04, tokens/s": now[RATE],
-        "predicted, tokens/s": figures["predicted_tokens_per_second"],
-        "requests in a step": now["requests_per_step"],
-        "gap between tokens, ms": now["itl_p50_ms"],
-    }
-    by_budget = {
-        column: {"median": [now[f"{name}_ms_budget_{budget}"]["median"][-1] for budget in sizes["budgets"]]}
-        for column, name in (("longest gap of the others", "longest_gap"), ("the prompt's first token", "ttft"))
-    }
-    compared = [before[RATE], now[RATE], columns["predicted, tokens/s"]]
-    rates = [each["median"][sizes["clients"].index(sizes["compared_clients"])] for each in compared]
-    header = ["clients", "stage 03, tokens/s", "stage 04, tokens/s", "predicted, tokens/s", "times"]
-    return {
-        "shape": [header, [sizes["compared_clients"], *map(plots.short, rates), f"{rates[1] / rates[0]:.1f}"]],
-        "clients": by_size("clients", sizes["clients"], columns, only=(1, 8, 32, 64)),
-        "budgets": by_size("token budget", sizes["budgets"], by_budget, unit="ms"),
-    }
-
-
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
-    sides={
-        BEFORE: measure_streaming,
-        NOW: measure_continuous,
-        "static": measure_static,
-    },
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
+    sides={BEFORE: measure_streaming, NOW: measure_continuous, "static": measure_static},
     derive=derive,
     draw=draw,
-    headline=Headline(
-        "{compared_clients} clients",
-        "output tokens/s",
-        (BEFORE, NOW),
-        lambda sizes, side: side[RATE][sizes["clients"].index(sizes["compared_clients"])],
-    ),
-    report=report,
 )
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ of a step. A kernel that reads pages in place costs what reading slots costs; ga
 """
 
 import sys
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
@@ -25,13 +24,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second, read_bytes_per_second
 from common.bench.cost_model import decode_bytes, step_floor
-from common.bench.description import described
+from common.bench.documents import medians, parts
 from common.bench.engine_load import add, engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures, Measured, curves
 from common.bench.offline import transformers_static_batches
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.steps import PARTS, step_profile
+from common.bench.steps import step_profile
 from common.bench.workloads import Job, mixed_lengths, mixed_pages
 from common.engine import BaseEngine
 from common.errors import counted
@@ -40,6 +39,7 @@ from common.model import ModelConfig
 from common.stages import load_engine
 
 BEFORE, NOW, PEER = "04_continuous_batching", "05_paged_attention", "transformers"
+COUNTED = "kv_tokens_reserved", "kv_tokens_used", "running"  # of `stats`
 PAGE = 16  # tokens: the engine's default page size
 # No stage has one of these colours.
 TINTS = {"model": "#dfe4e8", "attention": "#8a97a3", "sampling": "#bcc6ce", "bookkeeping": "#4a5560"}
@@ -48,15 +48,17 @@ TINTS = {"model": "#dfe4e8", "attention": "#8a97a3", "sampling": "#bcc6ce", "boo
 def measure_slots(settings: Settings, sizes: dict) -> Figures:
     loaded, engine_class = settings.load(sizes.get("context_length")), load_engine(BEFORE)
     figures = mixed(engine_class(loaded, max_running=sizes["slots"]), sizes)
-    slot = loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
-    room = max(sizes["batches"]) * slot  # bytes, more than the default: the largest batch needs a slot for each request
+    room = max(sizes["batches"]) * slot_bytes(loaded)  # The largest batch needs a slot for each request.
     return figures | profile(engine_class, loaded, sizes, kv_memory=room)
+
+
+def slot_bytes(loaded: Loaded) -> int:
+    return loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
 
 
 def measure_pages(settings: Settings, sizes: dict) -> Figures:
     loaded, engine_class = settings.load(sizes.get("context_length")), load_engine(NOW)
-    budget = sizes["slots"] * loaded.config.context_length * loaded.config.kv_bytes_per_token(loaded.dtype)
-    options = {"max_running": sizes["requests"], "kv_memory": budget}
+    options = {"max_running": sizes["requests"], "kv_memory": sizes["slots"] * slot_bytes(loaded)}
     figures = mixed(engine_class(loaded, **options), sizes) | profile(engine_class, loaded, sizes)
     figures["floor_ms"] = floors(loaded, sizes)
     curve = [mixed(engine_class(loaded, **options, page_size=size), sizes) for size in sizes["page_sizes"]]
@@ -79,19 +81,17 @@ def mixed(engine: BaseEngine, sizes: dict) -> Figures:
     jobs = jobs_of(sizes, engine)
     engine_load(engine, jobs, concurrency=len(jobs))  # warm-up: the first use of memory costs time
     requests = [add(engine, job) for job in jobs]
-    reserved, used, running = [], [], []
+    steps = []
     while engine.has_unfinished:
         engine.step()
-        stats = engine.stats()
-        reserved.append(stats["kv_tokens_reserved"])
-        used.append(stats["kv_tokens_used"])
-        running.append(stats["running"])
+        steps.append(engine.stats())
+    reserved, used, running = (sum(step[name] for step in steps) for name in COUNTED)
     seconds = max(request.timings.finished for request in requests) - requests[0].timings.arrival
     return {
         "tokens_per_second": sum(len(request.token_ids) for request in requests) / seconds,
-        "wasted_percent": 100 * (1 - sum(used) / sum(reserved)),
-        "most_running": max(running),
-        "tokens_per_request": sum(used) / sum(running),
+        "wasted_percent": 100 * (1 - used / reserved),
+        "most_running": max(step["running"] for step in steps),
+        "tokens_per_request": used / running,
     }
 
 
@@ -99,8 +99,8 @@ def profile(engine_class: type[BaseEngine], loaded: Loaded, sizes: dict, **optio
     """Return the milliseconds of a decode step by what they are spent on: for each part one number per batch."""
     batches, context = sizes["batches"], sizes["context"]
     engine = engine_class(loaded, max_running=max(batches), token_budget=max(batches) * context, **options)
-    points = [step_profile(engine, batch, context) for batch in batches]
-    return {f"step_{part}_ms": [point[part] for point in points] for part in (*PARTS, "total")}
+    parts_of_step = curves([step_profile(engine, batch, context) for batch in batches])
+    return {f"step_{part}_ms": times for part, times in parts_of_step.items()}
 
 
 def floors(loaded: Loaded, sizes: dict) -> list[float]:
@@ -112,7 +112,7 @@ def floors(loaded: Loaded, sizes: dict) -> list[float]:
     return [1e3 * seconds for seconds in least]
 
 
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+def derive(sizes: dict, measured: Measured, config: ModelConfig, *_) -> Figures:
     slots, pages = measured[BEFORE], measured[NOW]
     # A request loses half of its last page, on average.
     tokens, lost = pages["tokens_per_request"], [(size - 1) / 2 for size in sizes["page_sizes"]]
@@ -123,47 +123,19 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
         "predicted_running": running,
         "predicted_throughput_ratio": (running / now(running)) / (sizes["slots"] / before(sizes["slots"])),
         "predicted_wasted_percent_by_page_size": [100 * rest / (tokens + rest) for rest in lost],
-        "throughput_ratio": pages["tokens_per_second"] / slots["tokens_per_second"],
-        "ratio_vs_transformers_static": pages["tokens_per_second"] / measured[PEER]["tokens_per_second"],
-        "gathering_step_ratio_at_1": pages["gathering_step_total_ms"][0] / slots["step_total_ms"][0],
-        "step_ratio_at_1": pages["step_total_ms"][0] / slots["step_total_ms"][0],
     }
-
-
-HEADLINE = Headline(
-    "{requests} requests at once in the memory of {slots} slots",
-    "output tokens/s",
-    (BEFORE, NOW),
-    lambda sizes, side: side["tokens_per_second"],
-)
 
 
 def report(document: dict) -> dict[str, list[list]]:
-    sizes, sides = document["sizes"], document["sides"]
-    slots, pages, peer = ({name: each["median"] for name, each in sides[side].items()} for side in (BEFORE, NOW, PEER))
-    names = [f"stage 04, {sizes['slots']} slots", "stage 05, the same bytes", f"transformers, {sizes['group']} a batch"]
-    memory = [
-        ["", *names],
-        ["requests at once, at most", slots["most_running"], pages["most_running"], sizes["group"]],
-        ["reserved but empty", *(f"{side['wasted_percent']:.1f} %" for side in (slots, pages)), ""],
-        ["output tokens per second", *(f"{side['tokens_per_second']:,.0f}" for side in (slots, pages, peer))],
-    ]
-    rows = {
-        "stage 04: slots": slots["step_total_ms"],
-        "stage 05: pages read in place": pages["step_total_ms"],
-        "of that: bookkeeping": pages["step_bookkeeping_ms"],
-        "stage 05: pages gathered first": pages["gathering_step_total_ms"],
-        "the floor": pages["floor_ms"],
-    }
-    steps = [[name, *(f"{ms:.2f}" for ms in times)] for name, times in rows.items()]
+    sizes, sides, _ = medians(document)
     config, dtype = ModelConfig(**document["model"]), getattr(torch, document["settings"]["dtype"])
     read = decode_bytes(config, sizes["context"], dtype) / 1e6
-    floor, step = pages["floor_ms"][0], pages["step_total_ms"][0]
+    floor, step = sides[NOW]["floor_ms"][0], sides[NOW]["step_total_ms"][0]
     shape = [
         ["weights, K and V of one request, MB", "reading them once, ms", "a step, ms", "times as long"],
         [plots.short(read), plots.short(floor), plots.short(step), f"{step / floor:.1f}"],
     ]
-    return {"memory": memory, "steps": [["ms of a step, by its requests", *sizes["batches"]], *steps], "shape": shape}
+    return {"shape": shape}
 
 
 def draw(document: dict, png: Path) -> None:
@@ -172,8 +144,8 @@ def draw(document: dict, png: Path) -> None:
 
 
 def draw_memory(document: dict, png: Path) -> None:
-    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
-    pages, ratio = sides[NOW], figures["throughput_ratio"]["median"]
+    sizes, sides, figures = parts(document)
+    pages, ratio = sides[NOW], document["headline"]["ratio"]["median"]
     message = f"In the same memory, pages give {ratio:.1f} times the throughput of slots"
     remark = (
         f"{sizes['requests']} requests at once, {mixed_lengths(**sizes.get('longest', {}))}, in the memory of "
@@ -195,7 +167,8 @@ def draw_memory(document: dict, png: Path) -> None:
 
 
 def draw_cost(document: dict, png: Path) -> None:
-    sizes, slots, pages = document["sizes"], document["sides"][BEFORE], document["sides"][NOW]
+    sizes, sides, _ = parts(document)
+    slots, pages = sides[BEFORE], sides[NOW]
     times = slots["step_attention_ms"], pages["step_attention_ms"], pages["gathering_step_attention_ms"]
     before, now, copied = (f"{time['median'][-1]:.1f}" for time in times)
     many = sizes["batches"][-1]
@@ -221,13 +194,12 @@ def draw_cost(document: dict, png: Path) -> None:
         steps[0].legend(reverse=True, loc="upper left")  # for all panels
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={BEFORE: measure_slots, NOW: measure_pages, PEER: measure_transformers},
     derive=derive,
     draw=draw,
-    headline=HEADLINE,
     report=report,
 )
 

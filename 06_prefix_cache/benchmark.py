@@ -15,26 +15,23 @@ prediction); in turn, the page wanted next is always the one that was used the l
 
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from random import Random
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
-from common.bench.description import described
-from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.documents import parts
+from common.bench.engine_load import answer, engine_load, in_turn
+from common.bench.harness import Benchmark, Figures, Measured, curves
+from common.bench.metrics import LoadResult
 from common.bench.run import run_benchmark
-from common.bench.settings import Settings, engine_of
+from common.bench.settings import Settings, warm_engine
 from common.bench.workloads import Job, page_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
-from common.model import ModelConfig
-from common.sampling import SamplingParams
 
 BEFORE, NOW = "05_paged_attention", "06_prefix_cache"
 
@@ -48,48 +45,44 @@ def measure(stage: str, settings: Settings, sizes: dict) -> Figures:
 
 
 def new_engine(stage: str, loaded: Loaded, sizes: dict, tokens: int) -> BaseEngine:
-    """Return an empty engine that is warm, with memory for `tokens` tokens.
+    """Return an empty engine with memory for `tokens` tokens.
 
-    Memory is slow when it is used for the first time. Only stage 06 keeps what it has computed, so only it would come
-    to new memory again and again. So all memory is touched here.
+    It is warm: only stage 06 keeps what it has computed, so only it would come to new memory again and again.
     """
-    memory = tokens * loaded.config.kv_bytes_per_token(loaded.dtype)
-    engine = engine_of(stage, loaded, token_budget=sizes["token_budget"], kv_memory=memory)
-    for pages in (engine.cache.k, engine.cache.v):
-        pages.zero_()
-    warm_up = page_prompt(loaded, min(sizes["prompt"], tokens // 2), "warm-up")
-    engine_load(engine, [Job(warm_up, 8)], concurrency=1)
+    engine = warm_engine(stage, loaded, tokens, token_budget=sizes["token_budget"])
+    answer(engine, page_prompt(loaded, min(sizes["prompt"], tokens // 2), "warm-up"), 8)
     return engine
 
 
 def shared_prompts(stage: str, loaded: Loaded, sizes: dict) -> Figures:
-    ttft, throughput = [], []
+    """Measure for each share of the prompts the first token of one after another, and the throughput of many."""
+
+    def load(percent: int, count: int, output: int, clients: int) -> LoadResult:
+        jobs = shared_jobs(loaded, sizes, percent, count, output)
+        # All of them together, with one more page for each, and 1,000 tokens for the warm-up.
+        tokens = 1000 + sum(len(job.prompt) + job.max_tokens + 16 for job in jobs)
+        return engine_load(new_engine(stage, loaded, sizes, tokens), jobs, concurrency=clients)
+
+    points = []
     for percent in sizes["shared_percent"]:
-        jobs = shared_jobs(loaded, sizes, percent, 1 + sizes["one_by_one"], 1)
-        result = engine_load(new_engine(stage, loaded, sizes, places(jobs)), jobs, concurrency=1)
-        ttft.append(1e3 * statistics.median(record.ttft for record in result.records[1:]))  # the first finds nothing
-        jobs = shared_jobs(loaded, sizes, percent, sizes["together"], sizes["output"])
-        engine = new_engine(stage, loaded, sizes, places(jobs))
-        throughput.append(engine_load(engine, jobs, concurrency=sizes["clients"]).throughput)
-    return {"ttft_ms": ttft, "tokens_per_second": throughput}
-
-
-def places(jobs: Sequence[Job]) -> int:
-    """Return how many tokens all jobs take together, with one more page for each, and 1,000 tokens for the warm-up."""
-    return 1000 + sum(len(job.prompt) + job.max_tokens + 16 for job in jobs)
+        _, *records = load(percent, 1 + sizes["one_by_one"], 1, 1).records  # The first finds nothing.
+        ttft = statistics.median(record.ttft for record in records)
+        many = load(percent, sizes["together"], sizes["output"], sizes["clients"])
+        points.append({"ttft_ms": 1e3 * ttft, "tokens_per_second": many.throughput})
+    return curves(points)
 
 
 def alternating_ttft(loaded: Loaded, sizes: dict) -> Figures:
     """Measure what a lookup costs that finds nothing: both stages in one process, prompt by prompt in turn."""
-    tokens = 1000 + sizes["in_turn"] * (sizes["prompt"] + 17)
-    engines = [new_engine(stage, loaded, sizes, tokens) for stage in (BEFORE, NOW)]
-    times: list[list[float]] = [[], []]
-    for i in range(sizes["in_turn"]):
-        prompt = page_prompt(loaded, sizes["prompt"], f"alternating {i}")
-        for engine, seconds in list(zip(engines, times, strict=True))[:: 1 if i % 2 else -1]:
-            [request] = engine.generate([prompt], SamplingParams(max_tokens=1))
-            seconds.append(request.timings.time_to_first_token)
-    return {"alternating_ttft_ms": [1e3 * statistics.median(seconds) for seconds in times]}
+    tokens = 1000 + (1 + sizes["in_turn"]) * (sizes["prompt"] + 17)
+    engines = {stage: new_engine(stage, loaded, sizes, tokens) for stage in (BEFORE, NOW)}
+
+    def first_token(stage: str, number: int) -> float:
+        prompt = page_prompt(loaded, sizes["prompt"], f"alternating {number}")
+        return answer(engines[stage], prompt, 1).timings.time_to_first_token
+
+    times = in_turn(engines, sizes["in_turn"], first_token)
+    return {"alternating_ttft_ms": [1e3 * statistics.median(times[stage]) for stage in engines]}
 
 
 def shared_jobs(loaded: Loaded, sizes: dict, percent: int, count: int, output: int) -> list[Job]:
@@ -107,7 +100,7 @@ def conversation(stage: str, loaded: Loaded, sizes: dict) -> Figures:
     engine, said, ttft = new_engine(stage, loaded, sizes, tokens), [], []
     for turn in range(sizes["turns"]):
         said = said + page_prompt(loaded, sizes["turn_tokens"], f"turn {turn}")
-        [request] = engine.generate([said], SamplingParams(max_tokens=sizes["turn_tokens"], ignore_eos=True))
+        request = answer(engine, said, sizes["turn_tokens"])
         ttft.append(1e3 * request.timings.time_to_first_token)
         said = request.all_token_ids
     return {"turn_ttft_ms": ttft}
@@ -137,50 +130,15 @@ def hit_percent(loaded: Loaded, sizes: dict, asked: Sequence[int], warm_up: int)
     return 100 * (engine.stats()["prefix_tokens_hit"] - before) / (length * len(jobs[warm_up:]))
 
 
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
-    before, now = measured[BEFORE], measured[NOW]
-    figures: Figures = {
+def derive(sizes: dict, measured: Measured, *_) -> Figures:
+    return {
         "predicted_ttft_ratio": [100 / (100 - percent) for percent in sizes["shared_percent"]],
         "predicted_hit_percent": [100 * min(1, 1 / working_set) for working_set in sizes["working_sets"]],
-    }
-    for i, percent in enumerate(sizes["shared_percent"]):
-        figures[f"ttft_ratio_at_{percent}"] = before["ttft_ms"][i] / now["ttft_ms"][i]
-        figures[f"throughput_ratio_at_{percent}"] = now["tokens_per_second"][i] / before["tokens_per_second"][i]
-    alone, looking = now["alternating_ttft_ms"]
-    return figures | {"percent_lost_at_0": 100 * (looking / alone - 1)}
-
-
-HEADLINE = Headline(
-    "first token of a prompt of {prompt} tokens, nine tenths of them cached",
-    "ms",
-    (BEFORE, NOW),
-    lambda sizes, side: side["ttft_ms"][-1],
-    more_is_better=False,
-)
-
-
-def report(document: dict) -> dict[str, list[list]]:
-    sizes, before, now = document["sizes"], document["sides"][BEFORE], document["sides"][NOW]
-    rows = [
-        [f"{title}, {stage}", *(f"{value:,.0f}{unit}" for value in side[name]["median"])]
-        for title, name, unit in (("first token", "ttft_ms", " ms"), ("tokens per second", "tokens_per_second", ""))
-        for stage, side in (("stage 05", before), ("stage 06", now))
-    ]
-    header = [f"shared part of a prompt of {sizes['prompt']:,} tokens"]
-    first = [side["ttft_ms"]["median"][-1] for side in (before, now)]
-    found = f"first token of a prompt of {sizes['prompt']:,}, {sizes['shared_percent'][-1]} % found"
-    times = [first[0] / first[1], document["figures"]["predicted_ttft_ratio"]["median"][-1]]
-    return {
-        "shape": [
-            [f"{found}, stage 05, ms", "stage 06, ms", "times sooner", "predicted"],
-            [*map(plots.short, first), *(f"{each:.1f}" for each in times)],
-        ],
-        "shared": [header + [f"{percent} %" for percent in sizes["shared_percent"]], *rows],
     }
 
 
 def draw(document: dict, png: Path) -> None:
-    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    sizes, sides, figures = parts(document)
     most = sizes["shared_percent"][-1]
     times = [plots.short(sides[side]["ttft_ms"]["median"][-1]) for side in (NOW, BEFORE)]
     message = "With {} percent of a prompt cached, the first token takes {} ms in place of {}".format(most, *times)
@@ -198,24 +156,20 @@ def draw(document: dict, png: Path) -> None:
         plots.predicted(found, sizes["working_sets"], figures["predicted_hit_percent"], "predicted")
         plots.line(found, sizes["working_sets"], sides[NOW]["random_hit_percent"], NOW, "at random")
         plots.line(found, sizes["working_sets"], sides[NOW]["in_turn_hit_percent"], NOW, "in turn", dashed=True)
-        plots.axes(first, "percent of the prompt shared", "milliseconds", "Time to first token")
-        plots.axes(chat, "turn of the conversation", "milliseconds", "First token in a chat")
-        plots.axes(found, "size of all documents / memory", "percent", "Share of tokens found")
-        for panel, ticks in zip(panels, (sizes["shared_percent"], turns, sizes["working_sets"]), strict=True):
-            panel.set_xticks(ticks)
-            panel.margins(x=0)  # neither axis nor grid goes through the name at a line's end
-            for line in panel.get_lines():
-                line.set_clip_on(False)
+        percents, loads = sizes["shared_percent"], sizes["working_sets"]
+        plots.axes(first, "percent of the prompt shared", "milliseconds", "Time to first token", percents)
+        plots.axes(chat, "turn of the conversation", "milliseconds", "First token in a chat", turns)
+        plots.axes(found, "size of all documents / memory", "percent", "Share of tokens found", loads)
+        for panel in panels:
+            plots.from_edge_to_edge(panel)
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={stage: partial(measure, stage) for stage in (BEFORE, NOW)},
     derive=derive,
     draw=draw,
-    headline=HEADLINE,
-    report=report,
 )
 
 if __name__ == "__main__":

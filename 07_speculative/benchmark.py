@@ -22,14 +22,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 
-import torch
-
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
-from common.bench.description import described
-from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline, Unavailable
+from common.bench.documents import medians, parts
+from common.bench.engine_load import engine_load, in_turn
+from common.bench.harness import Benchmark, Figures, Measured, Unavailable, curves
 from common.bench.metrics import LoadResult
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
@@ -37,9 +35,7 @@ from common.bench.timing import free_memory
 from common.bench.workloads import Job, corpus_jobs
 from common.checkpoints.corpus import passages
 from common.engine import BaseEngine
-from common.errors import counted
 from common.loader import Loaded, chat_prompt
-from common.model import ModelConfig
 from common.pass_times import PassTimes
 
 BEFORE, NOW = "06_prefix_cache", "07_speculative"
@@ -57,32 +53,31 @@ def measure(settings: Settings, sizes: dict) -> Figures:
     if loaded.tokenizer is None:
         raise Unavailable("what drafters guess is text, and this model has no tokenizer")
     engines = {name: ENGINES[name] for name in sizes["engines"]}
-    runs = [in_turn(loaded, engines, questions(loaded, sizes, batch), batch, sizes) for batch in sizes["batches"]]
+    runs = [compare(loaded, engines, questions(loaded, sizes, batch), batch, sizes) for batch in sizes["batches"]]
     for name in engines:
-        for figure in ("tokens_per_second", "itl_ms", "tpot_ms", "acceptance"):
-            figures[f"{name}_{figure}"] = [run[name][figure] for run in runs]
+        figures |= {f"{name}_{figure}": values for figure, values in curves([run[name] for run in runs]).items()}
     if sizes["copies"]:
-        copies = [in_turn(loaded, engines, copying(loaded, sizes), n, sizes) for n in sizes["copying_batches"]]
+        copies = [compare(loaded, engines, copying(loaded, sizes), n, sizes) for n in sizes["copying_batches"]]
         figures |= {f"{name}_copying_tokens_per_second": copies[0][name]["tokens_per_second"] for name in engines}
         if len(copies) > 1:
             figures |= copies_in_batches(loaded, sizes, copies)
     if sizes["draft_tokens"]:
         figures |= curve(loaded, sizes)
-    return figures
+    # What the headline compares: with a real model, lookup pays for copies and not for questions.
+    first = copies[0] if sizes["engines"][1] == "lookup" else runs[0]
+    return figures | {"compared": [first[name]["tokens_per_second"] for name in engines]}
 
 
 def copies_in_batches(loaded: Loaded, sizes: dict, copies: Sequence[Mapping[str, Figures]]) -> Figures:
     """Return lookup's throughput of copies over stage 06 at each batch size, and what the formula says of it."""
     target = make_engine(NOW, loaded, {"draft": "lookup"}).scheduler.speculation.costs.target
-    runs = [
-        (batch, run["lookup"], run["stage_06"]) for batch, run in zip(sizes["copying_batches"], copies, strict=True)
-    ]
-    return {
-        "copying_speedup": [mine["tokens_per_second"] / theirs["tokens_per_second"] for _, mine, theirs in runs],
-        "predicted_copying_speedup": [
-            mine["gained"] * target(batch) / target(batch * (1 + mine["drafted"])) for batch, mine, _ in runs
-        ],
-    }
+    points = []
+    for batch, run in zip(sizes["copying_batches"], copies, strict=True):
+        mine, theirs = run["lookup"], run["stage_06"]
+        predicted = mine["gained"] * target(batch) / target(batch * (1 + mine["drafted"]))
+        speedup = mine["tokens_per_second"] / theirs["tokens_per_second"]
+        points.append({"copying_speedup": speedup, "predicted_copying_speedup": predicted})
+    return curves(points)
 
 
 def make_engine(stage: str, loaded: Loaded, options: dict) -> BaseEngine:
@@ -90,32 +85,29 @@ def make_engine(stage: str, loaded: Loaded, options: dict) -> BaseEngine:
     return engine_of(stage, loaded, kv_memory="1G", **options)
 
 
-def in_turn(loaded: Loaded, engines: dict, jobs: Sequence[Job], batch: int, sizes: dict) -> dict[str, Figures]:
+def compare(loaded: Loaded, engines: dict, jobs: Sequence[Job], batch: int, sizes: dict) -> dict[str, Figures]:
     """Run the jobs on an empty engine of each kind, in turn."""
-    results: dict[str, list[LoadResult]] = {name: [] for name in engines}
-    stats: dict[str, Mapping[str, float]] = {}
-    for number in range(1 + sizes["rounds"]):
-        for name in list(engines)[:: 1 if number % 2 else -1]:
-            stage, options = engines[name]
-            engine = make_engine(stage, loaded, options)
-            result = engine_load(engine, jobs[:batch] if number == 0 else jobs, concurrency=batch)
-            if number:  # the first is a warm-up
-                results[name].append(result)
-                stats[name] = engine.stats()
-    return {name: summary(results[name], stats[name]) for name in engines}
+
+    def run(name: str, number: int) -> tuple[LoadResult, Mapping[str, float]]:
+        stage, options = engines[name]
+        engine = make_engine(stage, loaded, options)
+        result = engine_load(engine, jobs if number else jobs[:batch], concurrency=batch)
+        return result, engine.stats()
+
+    return {name: summary(results) for name, results in in_turn(engines, sizes["rounds"], run).items()}
 
 
-def summary(results: Sequence[LoadResult], stats: Mapping[str, float]) -> Figures:
-    tokens = sum(record.output_tokens for result in results for record in result.records)
-    gaps = [gap for result in results for gap in result.values("itl")]
+def summary(runs: Sequence[tuple[LoadResult, Mapping[str, float]]]) -> Figures:
+    results, (*_, stats) = zip(*runs, strict=True)
     records = [record for result in results for record in result.records]
-    drafted, accepted = (stats.get(f"{name}_tokens", 0) for name in ("draft", "accepted"))  # of the last result
+    tokens, gaps = sum(record.output_tokens for record in records), sum((record.itl for record in records), [])
+    drafted, accepted = (stats.get(f"{name}_tokens", 0) for name in ("draft", "accepted"))  # of the last run
     passes = sum(record.output_tokens for record in results[-1].records) - accepted  # each gives one token of its own
     return {
         "tokens_per_second": tokens / sum(result.seconds for result in results),
         "itl_ms": 1e3 * statistics.median(gaps),
         # Over all tokens, not over all requests: the short answers are also those that are easy to draft.
-        "tpot_ms": 1e3 * sum(gaps) / sum(record.output_tokens - 1 for record in records),
+        "tpot_ms": 1e3 * sum(gaps) / (tokens - len(records)),
         "acceptance": 100 * accepted / (drafted or 1),
         "drafted": drafted / passes,
         "gained": 1 + accepted / passes,
@@ -142,7 +134,7 @@ def copying(loaded: Loaded, sizes: dict) -> list[Job]:
 def curve(loaded: Loaded, sizes: dict) -> Figures:
     """Return the speed-up at batch size 1 for each fixed number of draft tokens, and what arithmetic predicts."""
     engines = {f"{k}": (NOW, {"draft": "draft", "num_draft_tokens": k}) for k in sizes["draft_tokens"]}
-    runs = in_turn(loaded, engines, questions(loaded, sizes, 1)[: sizes["curve_jobs"]], 1, sizes)
+    runs = compare(loaded, engines, questions(loaded, sizes, 1)[: sizes["curve_jobs"]], 1, sizes)
     adaptive = make_engine(NOW, loaded, {"draft": "draft"})
     costs, predicted = adaptive.scheduler.speculation.costs, []
     for k in sizes["draft_tokens"]:
@@ -167,13 +159,13 @@ def acceptance_rate(accepted: float, k: int) -> float:
     return low
 
 
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+def derive(sizes: dict, measured: Measured, *_) -> Figures:
     now, figures = measured[NOW], {}
     for name in sizes["engines"][1:]:
         pairs = zip(now[f"{name}_tokens_per_second"], now["stage_06_tokens_per_second"], strict=True)
         figures[f"{name}_speedup"] = [mine / theirs for mine, theirs in pairs]
-        copies = (now[f"{engine}_copying_tokens_per_second"] for engine in (name, "stage_06"))
-        figures[f"{name}_speedup_copying"] = next(copies) / next(copies)
+        copying, plain = (now[f"{engine}_copying_tokens_per_second"] for engine in (name, "stage_06"))
+        figures[f"{name}_speedup_copying"] = copying / plain
     if "always_8" not in sizes["engines"]:
         return figures
     target, draft = (PassTimes(dict(zip(PASSES, now[f"{name}pass_ms"], strict=True))) for name in ("", "draft_"))
@@ -185,21 +177,9 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
     }
 
 
-def headline(sizes: dict, side: Figures) -> dict[str, float]:
-    before, drafting = sizes["engines"][:2]
-    if drafting == "lookup":  # With a real model, lookup pays for copies and not for questions.
-        return {name: side[f"{name}_copying_tokens_per_second"] for name in (before, drafting)}
-    return {name: side[f"{name}_tokens_per_second"][0] for name in (before, drafting)}
-
-
-HEADLINE = Headline("questions, one request at a time", "output tokens/s", (NOW,), headline)
-
-
 def report(document: dict) -> dict[str, list[list]]:
-    sizes, now = document["sizes"], {name: each["median"] for name, each in document["sides"][NOW].items()}
-    _, *drafting = sizes["engines"]
-    if "always_8" not in drafting:
-        return {"shape": shape(sizes, now)}
+    _, sides, _ = medians(document)
+    now, (_, *drafting) = sides[NOW], ENGINES
     alone = [
         ["one request at a time", *map(label, ENGINES)],
         ["tokens per second, questions", *(f"{now[f'{name}_tokens_per_second'][0]:,.0f}" for name in ENGINES)],
@@ -208,22 +188,7 @@ def report(document: dict) -> dict[str, list[list]]:
         ["time per output token", *(f"{now[f'{name}_tpot_ms'][0]:.1f} ms" for name in ENGINES)],
         ["time between chunks", *(f"{now[f'{name}_itl_ms'][0]:.1f} ms" for name in ENGINES)],
     ]
-    batches = [["throughput over stage 06, by requests at once", *sizes["batches"]]]
-    for name in drafting:
-        batches.append([label(name), *(f"{ratio:.2f}" for ratio in document["figures"][f"{name}_speedup"]["median"])])
-    return {"alone": alone, "batches": batches}
-
-
-def shape(sizes: dict, now: Mapping[str, Sequence[float]]) -> list[list]:
-    """Return what lookup gains over stage 06: questions alone, and copies at each batch size beside the formula."""
-    kinds = (("copies", "copying_speedup"), ("predicted", "predicted_copying_speedup"))
-    cells = {
-        f"{title}, {counted(batch, 'request')}": now[name][at]
-        for at, batch in enumerate(sizes["copying_batches"])
-        for title, name in kinds
-    }
-    questions = now["lookup_tokens_per_second"][0] / now["stage_06_tokens_per_second"][0]
-    return [["questions, 1 request", *cells], [f"{times:.2f}" for times in (questions, *cells.values())]]
+    return {"alone": alone}
 
 
 def label(name: str) -> str:
@@ -232,7 +197,8 @@ def label(name: str) -> str:
 
 def draw_copies(document: dict, png: Path) -> None:
     """Draw what lookup gives a real model, over the batch size."""
-    sizes, now, figures = document["sizes"], document["sides"][NOW], document["figures"]
+    sizes, sides, figures = parts(document)
+    now = sides[NOW]
     times = now["copying_speedup"]["median"][0]
     message = f"Where an answer copies its prompt, lookup makes one stream {times:.1f} times as fast"
     remark = "Predicted: from the draft tokens of a pass, the tokens it gains, and the time of a pass over n tokens."
@@ -251,7 +217,8 @@ def draw(document: dict, png: Path) -> None:
     if "always_8" not in document["sizes"]["engines"]:
         draw_copies(document, png)
         return
-    sizes, now, figures = document["sizes"], document["sides"][NOW], document["figures"]
+    sizes, sides, figures = parts(document)
+    now = sides[NOW]
     stream, copy = figures["draft_model_speedup"]["median"][0], figures["lookup_speedup_copying"]["median"]
     message = f"Speculation makes one stream {stream:.1f} times as fast, and copying {copy:.1f} times"
     remark = (
@@ -269,20 +236,18 @@ def draw(document: dict, png: Path) -> None:
         plots.axes(speedup, "requests at once", "throughput over stage 06", "Questions")
         plots.predicted(lengths, sizes["draft_tokens"], now["curve_predicted"], "predicted")
         plots.line(lengths, sizes["draft_tokens"], now["curve_speedup"], NOW, "measured")
-        lengths.set_xticks(sizes["draft_tokens"])
-        plots.axes(lengths, "draft tokens in a step", "speed over none", "One request")
+        plots.axes(lengths, "draft tokens in a step", "speed over none", "One request", sizes["draft_tokens"])
         heights = [now[f"{name}_copying_tokens_per_second"] for name in tints]
         plots.bars(copies, list(tints.values()), heights, ["stage\n06", "draft\nmodel", "lookup\n"])
         plots.axes(copies, "", "output tokens per second", "Copying")
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={NOW: measure},
     derive=derive,
     draw=draw,
-    headline=HEADLINE,
     report=report,
 )
 

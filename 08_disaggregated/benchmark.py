@@ -26,7 +26,6 @@ handoffs weigh as much as what is kept apart, so apart should lose there in all 
 import statistics
 import sys
 import time
-from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -36,19 +35,17 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common.bench import plots
-from common.bench.description import described
-from common.bench.engine_load import record
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.documents import medians, parts
+from common.bench.engine_load import add, answer, record
+from common.bench.harness import Benchmark, Figures, Measured, curves
 from common.bench.metrics import LoadResult, percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
 from common.bench.steps import decode_seconds
-from common.bench.workloads import page_prompt
+from common.bench.workloads import Job, page_prompt
 from common.engine import BaseEngine
 from common.loader import Loaded
-from common.model import ModelConfig
 from common.process import freeze_loaded_objects
-from common.sampling import SamplingParams
 from common.stages import load_engine
 
 BEFORE, REPLICAS, NOW = "07_speculative", "replicas", "08_disaggregated"
@@ -101,19 +98,14 @@ def handoffs(engine: BaseEngine, nbytes: int) -> Figures:
 
 def options(loaded: Loaded, sizes: dict) -> dict:
     memory = sizes["pool"] * loaded.config.kv_bytes_per_token(loaded.dtype)
-    return {
-        "kv_memory": memory,
-        "token_budget": sizes.get("token_budget", 256),
-        "draft": "lookup",
-        "num_draft_tokens": 0,
-    }
+    no_drafts = {"draft": "lookup", "num_draft_tokens": 0}
+    return {"kv_memory": memory, "token_budget": sizes.get("token_budget", 256)} | no_drafts
 
 
 def fill(engine: BaseEngine, sizes: dict, times: int = 1) -> None:
     """Run long prompts, one after another, for more than the pool; `times` as many if workers share them."""
     for i in range(times * (2 + sizes["pool"] // sizes["long"])):
-        prompt = page_prompt(engine, sizes["long"], f"old {i}")
-        engine.generate([prompt], SamplingParams(max_tokens=2, ignore_eos=True))
+        answer(engine, page_prompt(engine, sizes["long"], f"old {i}"), 2)
 
 
 def full_piece_ms(engine: BaseEngine, sizes: dict, cores: str) -> float:
@@ -124,8 +116,7 @@ def full_piece_ms(engine: BaseEngine, sizes: dict, cores: str) -> float:
     times = []
     for i in range(3):
         engine.trace.clear()
-        prompt = page_prompt(engine, sizes["long"], f"alone {cores} {i}")
-        engine.generate([prompt], SamplingParams(max_tokens=1))
+        answer(engine, page_prompt(engine, sizes["long"], f"alone {cores} {i}"), 1)
         most = max(step.tokens for step in engine.trace)
         times += [1e3 * step.seconds for step in engine.trace if step.tokens == most]
     return statistics.median(times)
@@ -133,7 +124,7 @@ def full_piece_ms(engine: BaseEngine, sizes: dict, cores: str) -> float:
 
 def sweep(engine: BaseEngine, sizes: dict) -> Figures:
     """Return a value for each rate of long prompts, of their first token for each rate above 0."""
-    figures: Figures = {}
+    points = []
     for rate in sizes["rates"]:
         short, long = under_load(engine, sizes, rate)
         gaps, first = percentiles(short.values("itl")), percentiles(short.values("ttft"))
@@ -146,9 +137,8 @@ def sweep(engine: BaseEngine, sizes: dict) -> Figures:
         }
         if rate:
             point["ttft_long_p50_ms"] = 1e3 * percentiles(long.values("ttft"))["p50"]
-        for name, value in point.items():
-            figures.setdefault(name, []).append(value)
-    return figures
+        points.append(point)
+    return curves(points)
 
 
 def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult, LoadResult]:
@@ -159,8 +149,7 @@ def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult
         number = len(short)
         prompt = page_prompt(engine, sizes["short"], f"short {rate} {number}")
         # The lengths differ: otherwise all clients would ask at the same moment, again and again.
-        length = Random(number).randint(*sizes["output"])
-        short.append(engine.add(prompt, SamplingParams(max_tokens=length, ignore_eos=True)))
+        short.append(add(engine, Job(prompt, Random(number).randint(*sizes["output"]))))
 
     for _ in range(sizes["clients"]):
         ask()
@@ -170,7 +159,7 @@ def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult
         now = time.perf_counter()
         if now < end and rate and now >= start + (len(long) + 0.5) / rate:
             prompt = page_prompt(engine, sizes["long"], f"long {rate} {len(long)}")
-            long.append(engine.add(prompt, SamplingParams(max_tokens=sizes["long_output"], ignore_eos=True)))
+            long.append(add(engine, Job(prompt, sizes["long_output"])))
         for request in engine.step():
             if request.finished and len(request.prompt_token_ids) == sizes["short"] and time.perf_counter() < end:
                 ask()
@@ -178,33 +167,18 @@ def under_load(engine: BaseEngine, sizes: dict, rate: float) -> tuple[LoadResult
     return tuple(LoadResult([record(one, one.timings.tokens) for one in some], seconds) for some in (short, long))
 
 
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+def derive(sizes: dict, measured: Measured, *_) -> Figures:
     before, replicas, now = (measured[side] for side in LABELS)
-    at = sizes["rates"].index(sizes["stated"])
     best = [max(pair) for pair in zip(before["goodput"], replicas["goodput"], strict=True)]
     pairs = zip(replicas["itl_p99_ms"], now["itl_p99_ms"], strict=True)
     return {
-        "itl_p99_ratio": before["itl_p99_ms"][at] / now["itl_p99_ms"][at],
         "goodput_lead": [mine - other for mine, other in zip(now["goodput"], best, strict=True)],
         "replicas_p99_ratio": [theirs / mine for theirs, mine in pairs],
     }
 
 
-HEADLINE = Headline(
-    "p99 of the gaps between tokens, {stated} long prompts per second",
-    "ms",
-    (BEFORE, NOW),
-    lambda sizes, side: side["itl_p99_ms"][sizes["rates"].index(sizes["stated"])],
-    more_is_better=False,
-)
-
-
 def report(document: dict) -> dict[str, list[list]]:
-    sizes, stated = document["sizes"], document["sizes"]["stated"]
-    sides = {
-        label: {name: each["median"] for name, each in document["sides"][side].items()}
-        for side, label in LABELS.items()
-    }
+    sizes, sides, _ = medians(document)
     rows = [
         ("gap, median, ms", "itl_p50_ms"),
         ("gap, p99, ms", "itl_p99_ms"),
@@ -213,16 +187,15 @@ def report(document: dict) -> dict[str, list[list]]:
         ("tokens per second", "tokens_per_second"),
         ("goodput, requests per second", "goodput"),
     ]
-    columns = [(rate, label) for rate in (0, stated) if rate in sizes["rates"] for label in sides]
-    table = [["", *(f"{label}, {f'{rate} long per second' if rate else 'no long prompts'}" for rate, label in columns)]]
-    for title, name in rows:
-        row = [title]
-        for rate, label in columns:
-            values = sides[label][name]
-            at = sizes["rates"].index(rate) - len(sizes["rates"])  # from the end: there may be none for rate 0
-            row.append(plots.short(values[at]) if -at <= len(values) else "")
-        table.append(row)
-    return {"gaps": table}
+    header, table = [""], [[title] for title, _ in rows]
+    for rate in (0, sizes["stated"]):
+        load = f"{rate} long per second" if rate else "no long prompts"
+        for side, label in LABELS.items():
+            header.append(f"{label}, {load}")
+            for row, (_, name) in zip(table, rows, strict=True):
+                by_rate = dict(zip(sizes["rates"][::-1], sides[side][name][::-1], strict=False))  # None may be for 0.
+                row.append(plots.short(by_rate[rate]) if rate in by_rate else "")
+    return {"gaps": [header, *table]}
 
 
 def message_of(document: dict) -> str:
@@ -243,7 +216,7 @@ def listed(where: list[int], rates: list[float]) -> str:
 
 
 def draw(document: dict, png: Path) -> None:
-    sizes, sides, figures = document["sizes"], document["sides"], document["figures"]
+    sizes, sides, figures = parts(document)
     rates, lengths = sizes["rates"], " to ".join(map(str, sizes["output"]))
     ahead = [at for at, lead in enumerate(figures["goodput_lead"]["min"]) if lead > 0]
     objectives = ", ".join(f"{name.replace('_', ' ').upper()} {most:g} s" for name, most in sizes["objectives"].items())
@@ -267,16 +240,13 @@ def draw(document: dict, png: Path) -> None:
             for side, label in LABELS.items():
                 x = rates[len(rates) - len(sides[side][name]["median"]) :]
                 plots.line(panel, x, sides[side][name], side, label)
-            plots.axes(panel, "long prompts per second", unit, title)
-            panel.set_xticks(rates)
-            panel.set_xlim(0, max(rates))
-            for line in panel.get_lines():
-                line.set_clip_on(False)
+            plots.axes(panel, "long prompts per second", unit, title, rates)
+            plots.from_edge_to_edge(panel, left=0)
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={
         BEFORE: measure_engine,
         REPLICAS: partial(measure_workers, replicas=2),
@@ -284,7 +254,6 @@ BENCHMARK = Benchmark(
     },
     derive=derive,
     draw=draw,
-    headline=HEADLINE,
     report=report,
 )
 

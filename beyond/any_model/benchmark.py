@@ -21,12 +21,11 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from common.bench import plots
-from common.bench.description import described
-from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.documents import parts
+from common.bench.engine_load import engine_load, in_turn
+from common.bench.harness import Benchmark, Figures, curves
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.tables import Rows, by_size
 from common.bench.timing import median_seconds
 from common.bench.workloads import corpus_jobs
 from common.loader import load_model
@@ -55,18 +54,17 @@ def measure_load(settings: Settings, sizes: dict) -> Figures:
         impl: load_engine(STAGE)(load_model(settings.model, device=device, dtype=dtype, model_impl=impl))
         for impl in IMPLS
     }
-    rates: dict[str, list[float]] = {impl: [] for impl in IMPLS}
+    points = []
     for clients, requests in zip(sizes["clients"], sizes["requests"], strict=True):
-        seconds: dict[str, list[float]] = {impl: [] for impl in IMPLS}
-        for number in range(1 + sizes["rounds"]):
-            jobs = corpus_jobs(engines["course"].tokenizer, requests, seed=number, most_tokens=sizes["most_tokens"])
-            for impl in list(IMPLS)[:: 1 if number % 2 else -1]:
-                result = engine_load(engines[impl], jobs, concurrency=clients)
-                if number:  # the first is a warm-up
-                    seconds[impl].append(1 / result.throughput)
-        for impl in IMPLS:
-            rates[impl].append(1 / median(seconds[impl]))
-    return {f"{impl}_tokens_per_second": each for impl, each in rates.items()}
+
+        def rate(impl: str, number: int, count: int = requests, concurrency: int = clients) -> float:
+            engine = engines[impl]
+            jobs = corpus_jobs(engine.tokenizer, count, seed=number, most_tokens=sizes["most_tokens"])
+            return engine_load(engine, jobs, concurrency=concurrency).throughput
+
+        rates = in_turn(IMPLS, sizes["rounds"], rate)
+        points.append({f"{impl}_tokens_per_second": median(each) for impl, each in rates.items()})
+    return curves(points)
 
 
 @torch.inference_mode()
@@ -91,7 +89,7 @@ def measure_experts(settings: Settings, sizes: dict) -> Figures:
 
 
 def draw(document: dict, png: Path) -> None:
-    sizes = document["sizes"]
+    sizes, sides, _ = parts(document)
     times = document["headline"]["ratio"]["median"]
     message = f"The course's model gives a single request {times:.1f} times the tokens per second"
     remark = "Left: stage 06. Right: random weights, without attention; the mixture reads as many weights of MLPs for a"
@@ -102,37 +100,18 @@ def draw(document: dict, png: Path) -> None:
     )
     with plots.page(png, document, message, columns=2, remark=remark) as places:
         for panel, (side, figure, labels, groups, x_label, y_label) in zip(places, panels, strict=True):
-            figures = {label: document["sides"][side][f"{key}_{figure}"] for key, label in labels.items()}
+            figures = {label: sides[side][f"{key}_{figure}"] for key, label in labels.items()}
             tints = dict(zip(figures, (plots.REFERENCE, plots.color(STAGE)), strict=True))
             plots.grouped_bars(panel, groups, figures, tints)
             plots.axes(panel, x_label, y_label)
             panel.legend(frameon=False, loc="upper left")
 
 
-def report(document: dict) -> dict[str, Rows]:
-    sizes, sides = document["sizes"], document["sides"]
-    rates = {label: sides["load"][f"{impl}_tokens_per_second"] for impl, label in IMPLS.items()}
-    times = {label: sides["experts"][f"{kind}_milliseconds"] for kind, label in KINDS.items()}
-    return {
-        "load": by_size("requests at once", sizes["clients"], rates, unit="tokens/s"),
-        "experts": by_size("tokens in a pass", sizes["tokens"], times, unit="ms"),
-    }
-
-
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={"load": measure_load, "experts": measure_experts},
     draw=draw,
-    headline=Headline(
-        "one request at a time in stage 06",
-        "output tokens/s",
-        ("load", "experts"),
-        lambda sizes, side: {
-            impl: side[f"{impl}_tokens_per_second"][0] for impl in IMPLS if f"{impl}_tokens_per_second" in side
-        },
-    ),
-    report=report,
 )
 
 if __name__ == "__main__":

@@ -18,18 +18,16 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from common.acceleration.accelerate import make_engine
 from common.bench import plots
-from common.bench.description import described
-from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.documents import medians
+from common.bench.engine_load import engine_load, in_turn
+from common.bench.harness import Benchmark, Figures, spread
 from common.bench.run import run_benchmark
-from common.bench.settings import Settings
-from common.bench.tables import Rows
+from common.bench.settings import Settings, engine_of
+from common.bench.tables import Rows, reach
 from common.bench.workloads import Job, page_prompt
 from common.loader import Loaded
 from common.lora import random_modules, write_adapter
-from common.stages import load_engine
 
 STAGE = "06_prefix_cache"
 
@@ -42,16 +40,15 @@ def measure(settings: Settings, sizes: dict) -> Figures:
         for number, of_one in enumerate(folders.values()):
             write_adapter(of_one, random_modules(loaded.config, sizes["rank"], number), alpha=1e-3)
         options = {"token_budget": sizes["token_budget"], "kv_memory": sizes["memory"], "max_running": sizes["clients"]}
-        plain, adapted = (make_engine(load_engine(STAGE), loaded, loras=of, **options) for of in (None, folders))
-        sides = {"off": (plain, [None]), "none": (adapted, [None]), "adapters": (adapted, names)}
-        rates: dict[str, list[float]] = {kind: [] for kind in sides}
-        for number in range(1 + sizes["rounds"]):
-            for kind in list(sides)[:: 1 if number % 2 else -1]:
-                engine, chosen = sides[kind]
-                jobs = jobs_for(loaded, sizes, chosen, f"{number}/{kind}")
-                result = engine_load(engine, jobs, concurrency=sizes["clients"])
-                if number:  # the first round is a warm-up
-                    rates[kind].append(result.throughput)
+        plain, adapted = (engine_of(STAGE, loaded, loras=of, **options) for of in (None, folders))
+        loads = {"off": (plain, [None]), "none": (adapted, [None]), "adapters": (adapted, names)}
+
+        def rate(kind: str, number: int) -> float:
+            engine, chosen = loads[kind]
+            jobs = jobs_for(loaded, sizes, chosen, f"{number}/{kind}")
+            return engine_load(engine, jobs, concurrency=sizes["clients"]).throughput
+
+        rates = in_turn(loads, sizes["rounds"], rate)
     return {f"{kind}_tokens_per_second": found for kind, found in rates.items()} | {
         "none_share": share(rates["none"], rates["off"]),
         "adapters_share": share(rates["adapters"], rates["none"]),
@@ -77,45 +74,30 @@ def labels(sizes: dict) -> dict[str, str]:
 
 
 def draw(document: dict, png: Path) -> None:
-    figures, sizes = document["sides"][STAGE], document["sizes"]
-    rates = {}
-    for kind, label in labels(sizes).items():
-        rounds = figures[f"{kind}_tokens_per_second"]["median"]
-        rates[label] = {"median": statistics.median(rounds), "min": min(rounds), "max": max(rounds)}
-    percent = 100 * figures["adapters_share"]["median"]
+    sizes, sides, _ = medians(document)
+    figures = sides[STAGE]
+    rates = {label: spread(figures[f"{kind}_tokens_per_second"]) for kind, label in labels(sizes).items()}
+    percent = 100 * figures["adapters_share"]
     message = f"{sizes['adapters']} adapters in one batch keep {percent:.0f} percent of the model's own throughput"
     remark = f"{sizes['clients']} requests at a time, {sizes['output']} tokens each, rank {sizes['rank']}."
-    with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):
-        plots.bars(panel, ["06"] * 3, list(rates.values()), list(rates))
-        plots.axes(panel, "", "output tokens per second")
+    plots.bar_page(png, document, message, remark, rates, "output tokens per second")
 
 
 def report(document: dict) -> dict[str, Rows]:
     figures = document["sides"][STAGE]
     rows = [["requests", "output tokens/s", "share, in turn"]]
     for kind, label in labels(document["sizes"]).items():
-        share = ""
-        if found := figures.get(f"{kind}_share"):
-            share = f"{found['median']:.2f} ({found['min']:.2f} to {found['max']:.2f})"
+        found = figures.get(f"{kind}_share")
         rate = statistics.median(figures[f"{kind}_tokens_per_second"]["median"])
-        rows.append([label.replace("\n", " "), plots.short(rate), share])
+        rows.append([label.replace("\n", " "), plots.short(rate), reach(found) if found else ""])
     return {"throughput": rows}
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={STAGE: measure},
     draw=draw,
-    headline=Headline(
-        "throughput with eight adapters in one batch",
-        "tokens/s",
-        (STAGE,),
-        lambda sizes, side: {
-            kind: statistics.median(side[f"{kind}_tokens_per_second"]) for kind in ("none", "adapters")
-        },
-        in_turn=True,
-    ),
     report=report,
 )
 

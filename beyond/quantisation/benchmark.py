@@ -20,7 +20,6 @@ import re
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
 from itertools import product
@@ -33,15 +32,14 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
-from common.acceleration.accelerate import make_engine
 from common.attention import PagedBatch
 from common.bench import plots
 from common.bench.ceilings import read_bytes_per_second
 from common.bench.cost_model import parameters
-from common.bench.description import described
+from common.bench.documents import medians
 from common.bench.harness import Benchmark, Figures, Unavailable
 from common.bench.run import run_benchmark
-from common.bench.settings import Settings
+from common.bench.settings import Settings, engine_of
 from common.bench.tables import Rows
 from common.bench.workloads import random_prompt
 from common.checkpoints.corpus import document
@@ -104,7 +102,6 @@ def measure(side: str, settings: Settings, sizes: dict) -> Figures:
         "mean_change": change.mean().item(),
         "largest_change": change.max().item(),
         "agreed_percent": 100 * agreed / sum(map(len, answers[0])),
-        "kv_bytes_per_token": rounded.config.kv_bytes_per_token(rounded.dtype),
     }
 
 
@@ -116,7 +113,7 @@ def measure_decode(settings: Settings, sizes: dict) -> Figures:
     rounds: dict[str, list[list[float]]] = {}
     for form in [*FORMS] * sizes["rounds"]:  # The forms take turns, since other programs share the machine.
         with suppress(Unavailable):
-            engine = make_engine(load_engine(STAGE), load(settings, form))
+            engine = engine_of(STAGE, load(settings, form))
             rounds.setdefault(form, []).append([decode_rate(engine, number, sizes) for number in sizes["requests"]])
     for form, rates in rounds.items():
         in_8_bits = embedding * max(0, FORMS["int8"].bytes - FORMS[form].bytes)  # The embedding never has 4 bits.
@@ -176,24 +173,22 @@ def first_difference(right: list[int], other: list[int]) -> int:
     return next((i for i, both in enumerate(zip(right, other, strict=False)) if len({*both}) > 1), len(right))
 
 
-def measured(result: dict) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yield the name and the figures of each form that was measured."""
-    for side in SIDES:
-        if side in result["sides"]:
-            yield side, {name: figure["median"] for name, figure in result["sides"][side].items()}
-
-
 def draw(document: dict, png: Path) -> None:
-    losses = {name: round(one["more_than_float32_percent"], 2) + 0.0 for name, one in measured(document)}  # 0, not -0
-    most = max(loss for name, loss in losses.items() if not name.startswith(("int4", "as shipped")))
+    _, sides, _ = medians(document)
+    losses = {name: loss(sides[name]) for name in SIDES if name in sides}
+    most = max(percent for name, percent in losses.items() if not name.startswith(("int4", "as shipped")))
     message = f"8 bits for weights, K and V raise perplexity by at most {most:.1f} percent"
     remark = "A file that was shipped with 4 bits, as SmolLM2's, loses nothing more by them." * ("as shipped" in losses)
     with plots.page(png, document, message, height=6.4, remark=remark) as (panel,):
-        spread = [dict.fromkeys(("median", "min", "max"), loss) for loss in losses.values()]
+        spread = [dict.fromkeys(("median", "min", "max"), percent) for percent in losses.values()]
         plots.bars(panel, [STAGE] * len(losses), spread, [*losses], lying=True)
         panel.spines["left"].set_visible(False)
         panel.axvline(0, color=plots.EDGE, linewidth=1)
         panel.set_title("Perplexity of held-out English, percent above float32", loc="left")
+
+
+def loss(figures: Figures) -> float:
+    return round(figures["more_than_float32_percent"], 2) + 0.0  # 0, not -0
 
 
 def report(document: dict) -> dict[str, Rows]:
@@ -202,26 +197,25 @@ def report(document: dict) -> dict[str, Rows]:
     A form that holds float32's numbers, such as 4 bits of a model that is shipped in them, has no row of its own.
     """
     quality = [["weights", "perplexity", "above float32, %", "greedy tokens alike, %", "mean change", "largest change"]]
-    forms = dict(measured(document))
-    same = [form for form in FORMS if form != "float32" and forms.get(form, {}).get("largest_change", 1) < SAME]
-    for name, one in forms.items():
-        if SIDES[name][0] in same:
-            continue
-        changes = (one["agreed_percent"], one["mean_change"], one["largest_change"])
-        loss = f"{round(one['more_than_float32_percent'], 2) + 0.0:+.2f}"  # 0, not -0
-        quality.append([name, f"{one['perplexity']:.2f}", loss, *map(plots.short, changes)])
-    figures, requests = document["sides"].get("decode", {}), document["sizes"]["requests"]
-    decode = [["weights", "predicted, 1 request", *(f"{count} at once" for count in requests)]]
+    sizes, sides, _ = medians(document)
+    same = [form for form in FORMS if form != "float32" and sides.get(form, {}).get("largest_change", 1) < SAME]
+    for name, (form, _) in SIDES.items():
+        if name in sides and form not in same:
+            one = sides[name]
+            changes = (one["agreed_percent"], one["mean_change"], one["largest_change"])
+            quality.append([name, f"{one['perplexity']:.2f}", f"{loss(one):+.2f}", *map(plots.short, changes)])
+    decode = [["weights", "predicted, 1 request", *(f"{count} at once" for count in sizes["requests"])]]
+    figures = sides.get("decode", {})
     for form in FORMS:
         if rates := figures.get(f"{form}_tokens_per_second"):
-            most = figures["read_bytes_per_second"]["median"] / figures[f"{form}_bytes"]["median"]
-            decode.append([form, *map(plots.short, [most, *rates["median"]])])
+            most = figures["read_bytes_per_second"] / figures[f"{form}_bytes"]
+            decode.append([form, *map(plots.short, [most, *rates])])
     return {"quality": quality, "decode": decode}
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={side: partial(measure, side) for side in SIDES} | {"decode": measure_decode},
     draw=draw,
     report=report,

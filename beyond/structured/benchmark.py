@@ -16,12 +16,10 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from common.bench import plots
-from common.bench.description import described
-from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.engine_load import engine_load, in_turn
+from common.bench.harness import Benchmark, Figures
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.tables import Rows
 from common.bench.workloads import corpus_jobs
 from common.grammars import json_grammar
 from common.stages import load_engine
@@ -41,17 +39,14 @@ def measure(settings: Settings, sizes: dict) -> Figures:
     """Run the same requests without masks and with them, in turn, so that the machine's own changes meet both alike."""
     engine = load_engine(STAGE)(settings.load())
     samplings = {"free": {}, "masked": {"structure": Structure(json_grammar(SCHEMA))}}
-    seconds: dict[str, list[float]] = {kind: [] for kind in samplings}
-    for number in range(1 + sizes["rounds"]):
+
+    def rate(kind: str, number: int) -> float:
         jobs = corpus_jobs(engine.tokenizer, sizes["requests"], seed=number, most_tokens=sizes["most_tokens"])
-        for kind in list(samplings)[:: 1 if number % 2 else -1]:
-            sampling = {"temperature": 1.0, "seed": 1} | samplings[kind]
-            result = engine_load(
-                engine, [replace(job, ignore_eos=True, sampling=sampling) for job in jobs], concurrency=sizes["clients"]
-            )
-            if number:  # the first is a warm-up
-                seconds[kind].append(1 / result.throughput)
-    return {f"{kind}_tokens_per_second": 1 / median(each) for kind, each in seconds.items()}
+        jobs = [replace(job, sampling={"temperature": 1.0, "seed": 1} | samplings[kind]) for job in jobs]
+        return engine_load(engine, jobs, concurrency=sizes["clients"]).throughput
+
+    rates = in_turn(samplings, sizes["rounds"], rate)
+    return {f"{kind}_tokens_per_second": median(each) for kind, each in rates.items()}
 
 
 def draw(document: dict, png: Path) -> None:
@@ -60,32 +55,15 @@ def draw(document: dict, png: Path) -> None:
     least, most = (100 * document["headline"]["ratio"][name] for name in ("min", "max"))
     message = f"With a JSON schema, throughput is {least:.0f} to {most:.0f} percent of that without"
     remark = f"Stage 06, {document['sizes']['clients']} requests at once at temperature 1."
-    with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):
-        plots.bars(panel, ["06", "06"], [free, masked], ["free text", "a JSON schema"])
-        plots.axes(panel, "", "output tokens per second")
+    rates = {"free text": free, "a JSON schema": masked}
+    plots.bar_page(png, document, message, remark, rates, "output tokens per second")
 
 
-def report(document: dict) -> dict[str, Rows]:
-    rows = [["", "output tokens/s", "from least to most"]]
-    for kind, label in (("free", "free text"), ("masked", "a JSON schema for each request")):
-        rate = document["sides"][STAGE][f"{kind}_tokens_per_second"]
-        rows.append([label, plots.short(rate["median"]), f"{plots.short(rate['min'])} to {plots.short(rate['max'])}"])
-    return {"throughput": rows}
-
-
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={STAGE: measure},
     draw=draw,
-    headline=Headline(
-        "{clients} requests",
-        "output tokens/s",
-        (STAGE,),
-        lambda sizes, side: {kind: side[f"{kind}_tokens_per_second"] for kind in ("free", "masked")},
-        in_turn=True,
-    ),
-    report=report,
 )
 
 if __name__ == "__main__":

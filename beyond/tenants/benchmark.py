@@ -24,13 +24,11 @@ sys.path.insert(0, str(ROOT))
 
 from common.bench import plots
 from common.bench.client import Target, find_target, generate_load
-from common.bench.description import described
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures
 from common.bench.load import running_server
 from common.bench.metrics import percentiles
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.tables import Rows
 from common.bench.workloads import Job, worded_jobs
 
 STAGE = "06_prefix_cache"
@@ -103,41 +101,15 @@ def draw(document: dict, png: Path) -> None:
         plots.axes(goodput, "arriving, in capacities", "requests/s", "Requests in time")
 
 
-def report(document: dict) -> dict[str, Rows]:
-    sides, sizes = document["sides"], document["sizes"]
-    base = sides["equals"]["p99_ms"]["median"]
-    rows = [["load, policy", "first token of quiet tenants, p50, ms", "p99, ms", "p99 ratio", "output tokens/s"]]
-    for side, label in LABELS.items():
-        p50, p99, rate = (sides[side][name]["median"] for name in ("p50_ms", "p99_ms", "tokens_per_second"))
-        rows.append(
-            [label.replace("\n", " "), plots.short(p50), plots.short(p99), f"{p99 / base:.1f}", plots.short(rate)]
-        )
-    with_it, without = sides["promises"], sides["no promises"]
-    kept = [["arriving, in capacities", "in time without promises, requests/s", "with promises"]]
-    kept[0] += ["refused, % of all", "late, % of all"]
-    columns = without["goodput"], with_it["goodput"], with_it["refused_percent"], with_it["late_percent"]
-    for place, load in enumerate(sizes["loads"]):
-        kept.append([f"{load:g}", *(plots.short(column["median"][place]) for column in columns)])
-    return {"tenants": rows, "promises": kept}
-
-
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={
         **{"equals": partial(tenants, "fair", False), "fcfs": partial(tenants, "fcfs", True)},
         **{"fair": partial(tenants, "fair", True)},
         **{"no promises": partial(overload, False), "promises": partial(overload, True)},
     },
     draw=draw,
-    headline=Headline(
-        "first token of quiet tenants beside a flood, p99",
-        "ms",
-        ("fcfs", "fair"),
-        lambda sizes, side: side["p99_ms"],
-        more_is_better=False,
-    ),
-    report=report,
 )
 
 if __name__ == "__main__":

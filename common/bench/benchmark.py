@@ -11,52 +11,38 @@ work one core, so it should lose throughput, and keep its gaps even.
 """
 
 import statistics
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from common.bench import plots
 from common.bench.compare.panels import SPREAD, story
-from common.bench.description import described
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures, curves
+from common.bench.metrics import LoadResult
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.workloads import corpus_jobs
 from common.stages import stage_folders
 
 STAGES = [folder.name for folder in stage_folders()]
-METRICS = ("ttft", "tpot")
 PANELS = {"tokens_per_second": "Output tokens per second", "ttft_ms": "First token, ms (log scale)"}
 
 
-def measure(stage: str) -> Callable[[Settings, dict], Figures]:
-    def side(settings: Settings, sizes: dict) -> Figures:
-        loaded = settings.load(sizes.get("context_length"))
-        engine = engine_of(stage, loaded, workers="ray", load_format=settings.load_format)  # Only stage 08 has both.
-        figures: Figures = {"tokens_per_second": [], **{f"{name}_ms": [] for name in METRICS}}
-        most = max(sizes["clients"])  # The warm-up uses all slots and pages: the first use of memory costs time.
-        warm_up = jobs_of(loaded, {"most_tokens": sizes["warm_up_tokens"]}, most, "warm-up")
-        engine_load(engine, warm_up, concurrency=most)
-        for clients, count in zip(sizes["clients"], sizes["jobs"], strict=True):
-            result = engine_load(engine, jobs_of(loaded, sizes, count, clients), concurrency=clients)
-            figures["tokens_per_second"].append(result.throughput)
-            for name in METRICS:
-                figures[f"{name}_ms"].append(1e3 * statistics.median(result.values(name)))
-        return figures
+def measure(stage: str, settings: Settings, sizes: dict) -> Figures:
+    loaded = settings.load(sizes.get("context_length"))
+    engine = engine_of(stage, loaded, workers="ray", load_format=settings.load_format)  # Only stage 08 has both.
 
-    return side
+    def load(clients: int, count: int, seed: int | str, most_tokens: int) -> LoadResult:
+        jobs = corpus_jobs(loaded.tokenizer, count, seed=f"course/{seed}", most_tokens=most_tokens)
+        return engine_load(engine, jobs, concurrency=clients)
 
-
-def jobs_of(loaded, sizes: dict, count: int, seed: int | str):
-    return corpus_jobs(loaded.tokenizer, count, seed=f"course/{seed}", most_tokens=sizes["most_tokens"])
-
-
-HEADLINE = Headline(
-    "all stages under one load, {compared_clients} clients",
-    "output tokens/s",
-    tuple(STAGES),
-    lambda sizes, side: side["tokens_per_second"][sizes["clients"].index(sizes["compared_clients"])],
-)
+    most, points = max(sizes["clients"]), []
+    load(most, most, "warm-up", sizes["warm_up_tokens"])  # It uses all memory, whose first use costs time.
+    for clients, count in zip(sizes["clients"], sizes["jobs"], strict=True):
+        result = load(clients, count, clients, sizes["most_tokens"])
+        times = {f"{name}_ms": 1e3 * statistics.median(result.values(name)) for name in ("ttft", "tpot")}
+        points.append({"tokens_per_second": result.throughput} | times)
+    return curves(points)
 
 
 def draw(document: dict, png: Path) -> None:
@@ -80,12 +66,11 @@ def draw(document: dict, png: Path) -> None:
         panels[1].tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
-    sides={stage: measure(stage) for stage in STAGES},
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
+    sides={stage: partial(measure, stage) for stage in STAGES},
     draw=draw,
-    headline=HEADLINE,
 )
 
 if __name__ == "__main__":

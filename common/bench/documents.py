@@ -1,4 +1,4 @@
-"""How results are written: numbers without their noise, and files that are never half there."""
+"""How results are written, and read: numbers without their noise, and files that are never half there."""
 
 import json
 import os
@@ -26,6 +26,21 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def write_json(path: Path, document: Any) -> None:
     """Write the document, rounded."""
     write_atomically(path, json.dumps(rounded(document), indent=1) + "\n")
+
+
+def parts(document: dict[str, Any]) -> tuple[dict, dict, dict]:
+    """Return the sizes of a benchmark's document, the figures of each side, and those that combine sides."""
+    return document["sizes"], document["sides"], document["figures"]
+
+
+def medians(document: dict[str, Any]) -> tuple[dict, dict, dict]:
+    """Return the parts of a document with the median in place of each figure; None of what is not made of numbers."""
+    sizes, sides, figures = parts(document)
+    return sizes, {side: middle(found) for side, found in sides.items()}, middle(figures)
+
+
+def middle(figures: dict[str, dict]) -> dict[str, Any]:
+    return {name: figure.get("median") for name, figure in figures.items()}
 
 
 def read_json(path: Path) -> Any:

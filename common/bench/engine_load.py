@@ -6,8 +6,9 @@ one ends. It needs no web framework, so that it also runs on GPU machines that h
 
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
+from typing import TypeVar
 
 from common.engine import BaseEngine
 from common.request import Request
@@ -15,6 +16,8 @@ from common.sampling import SamplingParams
 
 from .metrics import LoadResult, RequestRecord
 from .workloads import Job
+
+T = TypeVar("T")
 
 
 def engine_load(engine: BaseEngine, jobs: Sequence[Job], *, concurrency: int) -> LoadResult:
@@ -34,6 +37,26 @@ def engine_load(engine: BaseEngine, jobs: Sequence[Job], *, concurrency: int) ->
                 if (job := next(waiting, None)) is not None:
                     add(engine, job)
     return LoadResult([record(request, chunks[request]) for request in finished], time.perf_counter() - start)
+
+
+def in_turn(kinds: Iterable[str], rounds: int, run: Callable[[str, int], T]) -> dict[str, list[T]]:
+    """Return what run(kind, number) returns for each kind in each round, without round 0, which is a warm-up.
+
+    The order turns round with each round, so that a machine that changes its speed does so for all kinds.
+    """
+    results: dict[str, list[T]] = {kind: [] for kind in kinds}
+    for number in range(1 + rounds):
+        for kind in list(results)[:: 1 if number % 2 else -1]:
+            found = run(kind, number)
+            if number:
+                results[kind].append(found)
+    return results
+
+
+def answer(engine: BaseEngine, prompt: Sequence[int], tokens: int) -> Request:
+    """Return the request for this prompt once it has `tokens` output tokens."""
+    [request] = engine.generate([prompt], SamplingParams(max_tokens=tokens, ignore_eos=True))
+    return request
 
 
 def add(engine: BaseEngine, job: Job) -> Request:

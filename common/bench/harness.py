@@ -28,13 +28,14 @@ from typing import Any, NamedTuple
 import torch
 
 from common.errors import InvalidInput
-from common.model import ModelConfig
 
+from .description import described, filled
 from .hardware import ROOT
 from .settings import Settings
 from .timing import free_memory
 
 Figures = dict[str, Any]  # name -> number or list of numbers, from one repeat
+Measured = Mapping[str, Figures]  # by side, from one repeat
 REPEATS = {"full": 3, "quick": 2, "large": 3, "large-quick": 1, "predict": 1, "gpu": 1, "tiny": 1}
 SHOWN_LINES = 15
 STOP_SECONDS = 15.0  # for a child to end the server that it may have started
@@ -50,30 +51,39 @@ class Headline:
 
     title: what the values are, such as "a whole answer of {compared_answer} tokens"; sizes are filled in. Sizes for
         another load may have a "headline" that stands for it.
-    sides: those that have the values, the baseline first; with --quick only these are measured.
-    value: (sizes, figures of a side in one repeat) -> its value, or {name: value} if it has several.
-    more_is_better: the ratio is last over first; if False, first over last, so that above 1 is always better; None:
-        last over first, and neither is better.
+    values: by side or another name, the baseline first: the side, its figure, and of a curve the place, or that of a
+        size in a list of sizes, "compared_answer in answers"; without one the median. With --quick only these sides
+        are measured.
+    better: "more": the ratio is last over first; "less": first over last, so that above 1 is always better; "neither":
+        last over first.
     in_turn: whether the values are measured in turn in one process, so that the machine's drift meets all of them.
     """
 
     title: str
     unit: str
-    sides: tuple[str, ...]
-    value: Callable[[dict, Figures], float | dict[str, float]]
-    more_is_better: bool | None = True
+    values: Mapping[str, Sequence[Any]]
+    better: str = "more"
     in_turn: bool = False
 
-    def titled(self, sizes: dict) -> str:
-        return sizes.get("headline", self.title).format(**sizes)
+    @property
+    def sides(self) -> list[str]:
+        return list(dict.fromkeys(side for side, *_ in self.values.values()))
 
-    def values(self, sizes: dict, measured: Mapping[str, Figures]) -> dict[str, float]:
-        """Return the values by side or name, the baseline first, from the figures of each side in one repeat."""
-        values: dict[str, float] = {}
-        for side in self.sides:
-            found = self.value(sizes, measured[side])
-            values |= found if isinstance(found, dict) else {side: found}
-        return values
+    def titled(self, sizes: dict) -> str:
+        return filled(sizes.get("headline", self.title), sizes)
+
+    def values_of(self, sizes: dict, measured: Measured) -> dict[str, float]:
+        """Return the values by side or name, from the figures of each side in one repeat."""
+        found = {}
+        for name, (side, figure, *places) in self.values.items():
+            value = measured[side][figure]
+            for place in places:
+                if isinstance(place, str):
+                    size, curve = place.split(" in ")
+                    place = sizes[curve].index(sizes[size])
+                value = value[place]
+            found[filled(name, sizes)] = statistics.median(value) if isinstance(value, list) else value
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,22 +98,29 @@ class Benchmark:
         make from a config) and "tiny" (for tests). "large" is for a model with 20 times the weights and more, such as
         SmolLM2, on a CPU: as informative a load in minutes; "large-quick" changes "large".
     seconds: what all runs of a size set take together: two CPU cores, for "gpu" an H200.
-    derive: (config, dtype, sizes, figures of each side) -> what combines the sides of one repeat: ratios, predictions.
+    derive: (sizes, figures of each side, config, dtype) -> what combines the sides of one repeat: ratios, predictions.
     draw: draws the document that was written, as the PNG of that name.
-    report: the document -> {name: rows of a Markdown table, the header first}, for the lesson (tables.py).
-    claims: what texts and titles say in words, as description.py has it; the suite holds them.
+    tables: rows of tables for the lesson, as description.py has them.
+    report: the document -> {name: rows of a table, the header first}, for tables that take more than that.
     """
 
     file: str
     description: str
     sides: Mapping[str, Callable[[Settings, dict], Figures]]
     sizes: Mapping[str, dict[str, Any]]
-    derive: Callable[[ModelConfig, torch.dtype, dict, Mapping[str, Figures]], Figures] = lambda *_: {}
+    derive: Callable[..., Figures] = lambda *_: {}
     draw: Callable[[dict, Path], None] | None = None
     headline: Headline | None = None
     seconds: Mapping[str, float] = field(default_factory=dict)
-    report: Callable[[dict], Mapping[str, Sequence[Sequence[Any]]]] | None = None
-    claims: Sequence[Mapping[str, Any]] = ()
+    tables: Mapping[str, Any] = field(default_factory=dict)
+    report: Callable[[dict], Mapping[str, Sequence[Sequence[Any]]]] = lambda document: {}
+
+    @classmethod
+    def beside(cls, file: str, description: str, **fields: Any) -> "Benchmark":
+        """Return the benchmark in this file, with what benchmark.toml beside it says (description.py)."""
+        found = described(file)
+        headline = found.pop("headline", None)
+        return cls(**found, description=description, headline=headline and Headline(**headline), **fields)
 
     @property
     def module(self) -> str:
@@ -250,6 +267,12 @@ def aggregate(repeats: Sequence[Figures]) -> Figures:
     """Return each figure of several repeats as a `spread`; leave out a side that is missing in one of them."""
     names = [name for name in repeats[0] if all(name in repeat for repeat in repeats)]
     return {name: spread([repeat[name] for repeat in repeats]) for name in names}
+
+
+def curves(points: Sequence[Figures]) -> Figures:
+    """Return each figure of several points of a load as a list, of the points that have it."""
+    names = dict.fromkeys(name for point in points for name in point)
+    return {name: [point[name] for point in points if name in point] for name in names}
 
 
 def spread(values: list) -> dict[str, Any]:

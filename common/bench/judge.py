@@ -57,8 +57,7 @@ SIDES = ("reference", "server")
 HEADLINE = Headline(
     "goodput: first token within {ttft_ms} ms, a request's p99 gap within {itl_ms} ms",
     "requests/s",
-    SIDES,
-    lambda _, side: side["goodput"],
+    {side: [side, "goodput"] for side in SIDES},
 )
 ROW = "{:<9} {:>5} {:>8} {:>8} | {:>8} {:>7} | {:>7} {:>7} | {:>4} {:>4} {:>6}"
 HEADS = ("", "rate", "goodput", "tokens/s", "TTFT p50", "p99, ms", "ITL p50", "p99, ms", "late", "slow", "failed")

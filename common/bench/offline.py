@@ -15,28 +15,29 @@ from torch.nn.utils.rnn import pad_sequence
 
 from common.loader import Loaded
 from common.reference import read_gguf
-from common.sampling import SamplingParams
 from common.stages import load_engine
 
+from .engine_load import answer
+from .harness import Figures
 from .settings import Settings
 from .workloads import Job, page_prompt
 
 Write = Callable[[list[int], int], list[float]]
 
 
-def engine_writer(settings: Settings, stage: str) -> Write:
-    """Return a `Write` by the engine of a stage, such as "02_kv_cache"."""
+def engine_writing(stage: str, settings: Settings, sizes: dict) -> Figures:
+    """Measure the engine of a stage, such as "02_kv_cache"."""
     engine = load_engine(stage)(settings.load())
 
     def write(prompt: list[int], tokens: int) -> list[float]:
-        [request] = engine.generate([prompt], SamplingParams(max_tokens=tokens, ignore_eos=True))
-        return [moment - request.timings.arrival for moment in request.timings.tokens]
+        timings = answer(engine, prompt, tokens).timings
+        return [moment - timings.arrival for moment in timings.tokens]
 
-    return write
+    return measure_writing(write, settings, sizes)
 
 
-def transformers_writer(settings: Settings, *, use_cache: bool) -> Write:
-    """Return a `Write` by transformers' `generate` as it comes, on the same weights, device and type."""
+def transformers_writing(settings: Settings, sizes: dict, *, use_cache: bool) -> Figures:
+    """Measure transformers' `generate` as it comes, on the same weights, device and type."""
     model, device = transformers_model(settings)
 
     @torch.inference_mode()
@@ -55,7 +56,7 @@ def transformers_writer(settings: Settings, *, use_cache: bool) -> Write:
         )
         return [moment - start for moment in moments[1:]]
 
-    return write
+    return measure_writing(write, settings, sizes)
 
 
 def transformers_model(settings: Settings):
@@ -75,25 +76,22 @@ def transformers_model(settings: Settings):
     return model, device
 
 
-def measure_writing(write: Write, sizes: dict, loaded: Loaded) -> dict[str, float | list[float]]:
+def measure_writing(write: Write, settings: Settings, sizes: dict) -> Figures:
     """Time one more token at each of `lengths`, and answers of each of `answers` tokens after a `prompt`.
 
     The lengths take turns, `steps` tokens each in every round: a disturbance of several rounds slows all of them, and a
     shorter one few steps of each. The median is over all steps. Then one long answer is written: the moment of its n-th
     token is the time that an answer of n tokens takes.
     """
-    prompt, lengths = page_prompt(loaded, sizes["prompt"]), sizes["lengths"]
+    loaded = settings.without_weights()
+    prompt, steps = page_prompt(loaded, sizes["prompt"]), sizes["steps"]
     write(prompt, 8)  # warm-up
     rounds = [
-        [step_seconds(write, length, sizes["steps"], loaded) for length in lengths] for _ in range(sizes["rounds"])
+        [step_seconds(write, length, steps, loaded) for length in sizes["lengths"]] for _ in range(sizes["rounds"])
     ]
     ms_per_token = [1e3 * statistics.median(itertools.chain(*steps)) for steps in zip(*rounds, strict=True)]
     moments = write(prompt, max(sizes["answers"]))
-    return {
-        "ms_per_token": ms_per_token,
-        "first_token_seconds": moments[0],
-        "seconds": [moments[n - 1] for n in sizes["answers"]],
-    }
+    return {"ms_per_token": ms_per_token, "seconds": [moments[n - 1] for n in sizes["answers"]]}
 
 
 def step_seconds(write: Write, length: int, steps: int, loaded: Loaded) -> list[float]:

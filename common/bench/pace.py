@@ -7,10 +7,9 @@ import json
 
 import torch
 
-from common.acceleration.accelerate import make_engine
 from common.loader import load_model
-from common.stages import load_engine
 
+from .settings import engine_of
 from .steps import decode_seconds
 
 REQUESTS, PROMPT, WARM_UP, STEPS = 8, 64, 8, 56
@@ -19,7 +18,7 @@ ELSEWHERE = "1.4 ms on two cores of an AMD EPYC"  # measured on 2026-11-24, with
 
 def main() -> None:
     loaded = load_model()
-    engine = make_engine(load_engine("05"), loaded, kv_memory="64M")
+    engine = engine_of("05", loaded, kv_memory="64M")
     ms, device = 1e3 * decode_seconds(engine, REQUESTS, PROMPT, WARM_UP, STEPS), loaded.device.type
     said = f"one step in which {REQUESTS} requests decode: {ms:.1f} ms on {device} ({ELSEWHERE})"
     print(json.dumps({"said": said, "device": device, "cuda": torch.version.cuda}))

@@ -163,6 +163,15 @@ def bars(panel, sides: Sequence[str], figures: Sequence[dict], labels: Sequence[
         panel.margins(y=0.12)
 
 
+def bar_page(
+    png: Path, document: dict[str, Any], message: str, remark: str, heights: dict[str, Any], unit: str
+) -> None:
+    """Draw a page with a bar for each label of `heights`, in the colour of stage 06."""
+    with page(png, document, message, height=4.2, remark=remark) as (panel,):
+        bars(panel, ["06"] * len(heights), list(heights.values()), list(heights))
+        axes(panel, "", unit)
+
+
 def grouped_bars(panel, groups: Sequence, figures: dict[str, dict], tints: dict[str, str]) -> None:
     """Draw in each group a bar for each label of `figures`, in its tint, with a thin line from least to most."""
     width = 0.84 / len(figures)
@@ -203,11 +212,21 @@ def stack(panel, labels: Sequence[str], heights: dict[str, Sequence[float]], tin
         base = [low + value for low, value in zip(base, values, strict=True)]
 
 
-def axes(panel, x_label: str, y_label: str, title: str = "") -> None:
-    """Set names and units; the y axis begins at 0, because a ratio is read off heights."""
+def axes(panel, x_label: str, y_label: str, title: str = "", ticks: Sequence[float] = ()) -> None:
+    """Set names, units and the ticks of the x axis; the y axis begins at 0, because a ratio is read off heights."""
     panel.set(xlabel=x_label, ylabel=y_label, title=title)
+    if ticks:
+        panel.set_xticks(ticks)
     if panel.get_yscale() == "linear":
         panel.set_ylim(bottom=0)
+
+
+def from_edge_to_edge(panel, left: float | None = None) -> None:
+    """Let lines fill the panel, so that neither axis nor grid goes through the name at a line's end; left: the edge."""
+    panel.margins(x=0)
+    panel.set_xlim(left=left)
+    for line in panel.get_lines():
+        line.set_clip_on(False)
 
 
 def doubling(panel, values: Sequence[float]) -> None:

@@ -130,9 +130,7 @@ def beside_reference(benchmark: Benchmark) -> Benchmark:
         del os.environ["COURSE_STAGE"]  # The name then stands for the reference. This process measures nothing else.
         return benchmark.sides[name](settings, sizes)
 
-    def value(sizes: dict, side: Figures) -> float:
-        found = headline.value(sizes, side)
-        return [*found.values()][-1] if isinstance(found, dict) else found
-
+    *_, (_, *figure) = headline.values.values()
+    values = {side: [side, *figure] for side in (REFERENCE, name)}
     sides = {**benchmark.sides, REFERENCE: measure}
-    return replace(benchmark, sides=sides, headline=replace(headline, sides=(REFERENCE, name), value=value))
+    return replace(benchmark, sides=sides, headline=replace(headline, values=values))

@@ -91,5 +91,13 @@ def engine_of(stage: str, loaded: Loaded, **options: Any) -> BaseEngine:
     Options that the stage does not have are left out. InvalidInput if something asked for cannot be had.
     """
     engine_class = load_engine(stage)
-    known = {"graphs", "overlap", *inspect.signature(engine_class).parameters}
+    known = {*inspect.signature(make_engine).parameters, *inspect.signature(engine_class).parameters}
     return make_engine(engine_class, loaded, **{name: value for name, value in options.items() if name in known})
+
+
+def warm_engine(stage: str, loaded: Loaded, tokens: int, **options: Any) -> BaseEngine:
+    """Return an engine with memory for `tokens` tokens, all of which has been touched: its first use is slow."""
+    engine = engine_of(stage, loaded, kv_memory=tokens * loaded.config.kv_bytes_per_token(loaded.dtype), **options)
+    for pages in (engine.cache.k, engine.cache.v):
+        pages.zero_()
+    return engine

@@ -212,8 +212,8 @@ class Suite:
         if wrong := wrong_in(document["sides"]):
             self.problems[benchmark.name] = "; ".join(wrong)[:MAX_SAID]
         if document["sides"] and (path := self.document_of(benchmark)):
-            given, each = (ModelConfig(**model), self.place[1], sizes), map(summary.figures_of, repeats)
-            document["figures"] = aggregate([benchmark.derive(*given, figures) for figures in each])
+            given, each = (ModelConfig(**model), self.place[1]), map(summary.figures_of, repeats)
+            document["figures"] = aggregate([benchmark.derive(sizes, figures, *given) for figures in each])
             write_json(path, document)
             if problem := draw(benchmark, path):
                 self.problems[benchmark.name] = problem

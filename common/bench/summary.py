@@ -103,16 +103,16 @@ def headline_entry(headline: Headline | None, sizes: dict, repeats: Sequence[Map
         return {}
     if missing := [side for side in headline.sides if any("figures" not in repeat.get(side, {}) for repeat in repeats)]:
         return {"title": headline.titled(sizes), "doubt": f"{', '.join(missing)} could not be had here"}
-    values = [headline.values(sizes, figures_of(repeat)) for repeat in repeats]
+    values = [headline.values_of(sizes, figures_of(repeat)) for repeat in repeats]
     first, *_, last = values[0]
-    if headline.more_is_better is False:
+    if headline.better == "less":
         first, last = last, first
     ratios = [each[last] / each[first] for each in values]
     factors = [drift(repeat[side]["reference_ms"] for side in headline.sides) for repeat in repeats]
     return {
         "title": headline.titled(sizes),
         "unit": headline.unit,
-        "more_is_better": headline.more_is_better,
+        "more_is_better": {"more": True, "less": False}.get(headline.better),
         "sides": {name: spread([each[name] for each in values]) for name in values[0]},
         "ratio": spread(ratios),
         "drift": spread(factors),

@@ -5,7 +5,7 @@ A text names a table between the markers of Ned Batchelder's cog, and has it up 
     <!-- [[[cog table("05_paged_attention.benchmark", "memory") ]]] -->
     <!-- [[[end]]] -->
 
-`report` of that module makes it, from the committed results of the machine that the lessons measure on, or of another
+That module's benchmark makes it, from the committed results of the machine that the lessons measure on, or of another
 `machine`. `shapes("05_paged_attention.benchmark")` has a row for the bundled model and one for SmolLM2, which did the
 same work on one machine. What has not been measured is left out.
 """
@@ -19,8 +19,9 @@ from typing import Any
 from common.stages import ROOT
 from common.terminal import markdown
 
+from .description import table_of
 from .documents import read_json
-from .plots import short
+from .harness import Benchmark
 
 MACHINE = "cpu-amd-epyc-2-cores"  # Most committed figures come from it.
 SHAPES = "cpu-intel-xeon-2-cores"  # Both models did the same work on it.
@@ -29,23 +30,9 @@ LARGE = (SAME_WORK["SmolLM2-135M"], f"{MACHINE}.qwen3-0.6b-dummy-bfloat16")  # a
 Rows = Sequence[Sequence[Any]]  # the header first
 
 
-def by_size(
-    name: str,
-    sizes: Sequence[int],
-    figures: Mapping[str, Mapping],
-    *,
-    unit: str = "",
-    scale: float = 1,
-    only: Sequence[int] = (),
-) -> Rows:
-    """Return a row for each size, or for each in `only`, and a column for the medians of each figure times `scale`.
-
-    name: what a size is. figures: by the header of the column. unit: of all of them. Where sizes of `only` were not
-    measured, as at another model's shape, all others are shown.
-    """
-    places = [sizes.index(size) for size in (only if set(only) <= set(sizes) else ()) or sizes]
-    rows = [[f"{sizes[at]:,}", *(short(scale * figure["median"][at]) for figure in figures.values())] for at in places]
-    return [[name, *(f"{column}, {unit}" if unit else column for column in figures)], *rows]
+def reach(ratio: Mapping[str, float]) -> str:
+    """Return the median of a ratio, and from where to where its repeats reach."""
+    return f"{ratio['median']:.2f} ({ratio['min']:.2f} to {ratio['max']:.2f})"
 
 
 def committed(module: str, name: str) -> dict[str, Any]:
@@ -55,17 +42,23 @@ def committed(module: str, name: str) -> dict[str, Any]:
 
 
 def table(module: str, name: str, machine: str = MACHINE) -> None:
-    """Print a table of a module's `report` into the text that cog is at."""
+    """Print a table of a module's benchmark into the text that cog is at."""
     if document := committed(module, machine):
-        report: Mapping[str, Rows] = import_module(module).BENCHMARK.report(document)
-        sys.stdout.write(markdown(report[name]) + "\n")
+        sys.stdout.write(markdown(rows_of(import_module(module).BENCHMARK, name, document)) + "\n")
+
+
+def rows_of(benchmark: Benchmark, name: str, document: Mapping[str, Any]) -> Rows:
+    """Return a table that benchmark.toml describes, or one that `report` makes."""
+    if described := benchmark.tables.get(name):
+        return table_of(document=document, **described)
+    return benchmark.report(document)[name]
 
 
 def shapes(module: str) -> None:
     """Print the table "shape" of the bundled model and of SmolLM2, which did the same work on one machine."""
-    report, rows = import_module(module).BENCHMARK.report, []
+    benchmark, rows = import_module(module).BENCHMARK, []
     for model, name in SAME_WORK.items():
-        header, row = report(committed(module, name))["shape"]
+        header, row = rows_of(benchmark, "shape", committed(module, name))
         rows = [*(rows or [["", *header]]), [model, *row]]
     sys.stdout.write(markdown(rows) + "\n")
 

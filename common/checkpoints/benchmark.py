@@ -12,7 +12,6 @@ g tokens, both counted; T(n) and t(n) are the times of a pass of the target and 
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.bench.description import described
 from common.bench.engine_load import engine_load
 from common.bench.harness import Benchmark, Figures
 from common.bench.run import run_benchmark
@@ -75,20 +74,7 @@ def measure(settings: Settings, sizes: dict) -> Figures:
     return figures
 
 
-def report(document: dict) -> dict[str, list[list]]:
-    sizes = document["sizes"]
-    now = {name: figure["median"] for name, figure in document["sides"][NOW].items()}
-    accepted = [[f"of {sizes['fixed']} draft tokens accepted; tokens a pass", *TOPICS]]
-    speedup = [["throughput over stage 06, by requests at once", *sizes["batches"]]]
-    for name in DRAFTERS:
-        pairs = zip(now[f"{name} accepted"], now[f"{name} gained"], strict=True)
-        accepted.append([name, *(f"{share:.0f} %; {gained:.1f}" for share, gained in pairs)])
-        for title, kind in (("measured", "speedup"), ("predicted", "predicted")):
-            speedup.append([f"{name}, {title}", *(f"{times:.2f}" for times in now[f"{name} {kind}"])])
-    return {"accepted": accepted, "speedup": speedup}
-
-
-BENCHMARK = Benchmark(**described(__file__), description=__doc__, sides={NOW: measure}, report=report)
+BENCHMARK = Benchmark.beside(__file__, __doc__, sides={NOW: measure})
 
 if __name__ == "__main__":
     run_benchmark(BENCHMARK)

@@ -17,9 +17,8 @@ sys.path.insert(0, str(ROOT))
 
 from common.bench import plots
 from common.bench.client import Target, generate_load
-from common.bench.description import described
 from common.bench.engine_load import engine_load
-from common.bench.harness import Benchmark, Figures, Headline
+from common.bench.harness import Benchmark, Figures
 from common.bench.load import running_server
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
@@ -65,9 +64,7 @@ def draw(document: dict, png: Path) -> None:
     message = f"Over HTTP, throughput is {shares} percent of the engine's alone"
     clients = document["sizes"]["clients"]
     remark = f"Stage 06, {clients} clients at once; server and clients share the machine's cores."
-    with plots.page(png, document, message, height=4.2, remark=remark) as (panel,):
-        plots.bars(panel, ["06"] * len(rates), [*rates.values()], [*rates])
-        plots.axes(panel, "", "output tokens per second")
+    plots.bar_page(png, document, message, remark, rates, "output tokens per second")
 
 
 def measured(document: dict) -> list[tuple[str, str]]:
@@ -83,18 +80,15 @@ def report(document: dict) -> dict[str, Rows]:
     return {"throughput": rows}
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={
         "engine": measure_engine,
         "server": measure_server,
         "apart": lambda settings, sizes: measure_server(settings, sizes, *APART),
     },
     draw=draw,
-    headline=Headline(
-        "{clients} clients", "output tokens/s", ("engine", "server"), lambda sizes, side: side["tokens_per_second"]
-    ),
     report=report,
 )
 

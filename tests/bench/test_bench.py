@@ -8,12 +8,10 @@ import torch
 from common.bench import hardware, harness, plots, suite
 from common.bench.__main__ import course_benchmarks
 from common.bench.documents import read_json
-from common.bench.harness import aggregate, spread
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
-from common.bench.steps import step_profile
 from common.model import ModelConfig
-from common.stages import ROOT, load_engine
+from common.stages import ROOT
 
 RESULTS = [*sorted(ROOT.glob("[0-9][0-9]_*/results/*.json")), ROOT / "common/bench/results/cpu-amd-epyc-2-cores.json"]
 BENCHMARKS = {benchmark.name: benchmark for benchmark in course_benchmarks()}
@@ -21,14 +19,7 @@ BENCHMARKS = {benchmark.name: benchmark for benchmark in course_benchmarks()}
 
 def test_repeats_become_median_and_spread():
     lists = {"median": [2, 5], "min": [1, 4], "max": [3, 6], "values": [[1, 6], [2, 5], [3, 4]]}
-    assert aggregate([{"x": [1, 6]}, {"x": [2, 5]}, {"x": [3, 4]}]) == {"x": lists}
-    assert spread([[{"us": 1}]]) == {"values": [[{"us": 1}]]}, "the rows of a table are only kept"
-
-
-def test_steps_with_more_requests_than_run_are_not_profiled(loaded):
-    """Their steps would run fewer requests, after minutes in which the first reach the end of their context."""
-    with pytest.raises(ValueError, match="3 requests cannot decode together: 2 may run"):
-        step_profile(load_engine("04")(loaded, max_running=2), requests=3, context=30)
+    assert harness.aggregate([{"x": [1, 6]}, {"x": [2, 5]}, {"x": [3, 4]}]) == {"x": lists}
 
 
 @pytest.mark.parametrize(
@@ -55,10 +46,22 @@ def test_a_copy_without_history_is_told_its_commit(monkeypatch, tmp_path):
     assert hardware.hardware(torch.device("cpu"))["commit"] is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "full", "quick"),
+    [
+        (Settings("draft", device="cpu"), "full", "quick"),
+        (Settings("Qwen3-0.6B", device="cpu", load_format="dummy"), "large", "large-quick"),
+    ],
+)
+def test_a_large_model_has_sizes_of_its_own_on_a_cpu(settings, full, quick):
+    assert [settings.size_set(name) for name in ("full", "quick", "tiny")] == [full, quick, "tiny"]
+    names = {suite.Suite([], settings, name, Path()).path.stem for name in (full, quick, "tiny")}
+    assert len(names) == 3, "no set of sizes replaces the results of another"
+
+
 def test_labels_are_moved_apart_and_no_further():
     assert plots.apart([0, 100], [15, 15]) == [0, 100]
-    places = plots.apart([50, 51, 52], [15, 15, 15])
-    assert places == pytest.approx([36, 51, 66], abs=0.1)
+    assert plots.apart([50, 51, 52], [15, 15, 15]) == pytest.approx([36, 51, 66], abs=0.1)
 
 
 @pytest.mark.parametrize("benchmark", BENCHMARKS.values(), ids=BENCHMARKS)
@@ -75,21 +78,19 @@ def test_a_benchmark_is_a_program_whose_size_sets_change_only_sizes_that_there_a
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: f"{path.parent.parent.name}/{path.stem}")
 def test_committed_results_hold_what_their_plots_need(path, tmp_path, monkeypatch):
-    """They are drawn with few pixels: all of them would take as long as the rest of the test."""
     document, benchmark = read_json(path), BENCHMARKS[path.parent.parent.name]
-    assert document["benchmark"] == benchmark.name and not document.get("quick")
-    size_set = document.get("size_set", "full")
-    assert size_set in ("full", "large", "gpu") and len(document["order"]) >= harness.REPEATS[size_set]
+    assert document["benchmark"] == benchmark.name
+    assert len(document["order"]) >= harness.REPEATS[document["size_set"]]
     first = {
         side: {name: figure["values"][0] for name, figure in figures.items()}
         for side, figures in document["sides"].items()
     }
     config, dtype = ModelConfig(**document["model"]), getattr(torch, document["settings"]["dtype"])
-    for name, value in benchmark.derive(config, dtype, document["sizes"], first).items():
+    for name, value in benchmark.derive(document["sizes"], first, config, dtype).items():
         assert value == pytest.approx(document["figures"][name]["values"][0], rel=1e-3), name
-    (tmp_path / path.name).write_text(path.read_text())
-    monkeypatch.setattr(plots, "DPI", plots.DPI / 4)
-    with pytest.raises(SystemExit) as ended:
-        run_benchmark(benchmark, ["--plot-only", "--results", str(tmp_path)])
-    assert ended.value.code == 0
-    assert [*tmp_path.glob("*.png")]
+    if path.with_suffix(".png").exists():
+        (tmp_path / path.name).write_text(path.read_text())
+        monkeypatch.setattr(plots, "save", lambda figure, png: png.touch())  # Pixels would double the time.
+        with pytest.raises(SystemExit) as ended:
+            run_benchmark(benchmark, ["--plot-only", "--results", str(tmp_path)])
+        assert ended.value.code == 0 and (tmp_path / path.name).with_suffix(".png").exists()

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -9,26 +10,31 @@ import torch
 
 from common.bench import cost_model
 from common.bench.client import Target, generate_load
-from common.bench.workloads import Job, corpus_jobs
-from common.loader import find_checkpoint, load_tokenizer
+from common.bench.settings import Settings
+from common.bench.workloads import Job, corpus_jobs, page_prompt
+from common.loader import find_checkpoint
 from common.loader.config import read_config
 from common.model import Transformer
 from tests.helpers.serving_stage_03 import engine_module, serving
 
 
 def test_workloads_are_seeded_and_their_lengths_are_known():
-    tokenizer = load_tokenizer(find_checkpoint(None, with_weights=True))
-    jobs = corpus_jobs(tokenizer, 60, seed=3, most_tokens=200)
-    assert jobs == corpus_jobs(tokenizer, 60, seed=3, most_tokens=200)
-    assert jobs[:20] == corpus_jobs(tokenizer, 20, seed=3, most_tokens=200)
-    assert jobs != corpus_jobs(tokenizer, 60, seed=4, most_tokens=200)
+    jobs = corpus_jobs(None, 60, seed=3, most_tokens=200)  # by the bundled tokenizer
+    assert jobs[:20] == corpus_jobs(None, 20, seed=3, most_tokens=200) != corpus_jobs(None, 20, seed=4, most_tokens=200)
     lengths = [job.max_tokens for job in jobs]
     assert min(lengths) < 15 and max(lengths) == 200 and len(set(lengths)) > 20
     assert all(job.ignore_eos and isinstance(job.prompt, list) for job in jobs)
-    assert corpus_jobs(None, 5) == corpus_jobs(tokenizer, 5)
 
 
-@pytest.mark.parametrize("name", [None, "Qwen3-0.6B", "TinyLlama-1.1B"])
+def test_no_prefix_cache_takes_prompts_for_each_other():
+    loaded = Settings(device="cpu").without_weights()
+    prompts = [page_prompt(loaded, 40, f"document {i}") for i in range(30)]
+    assert {len(prompt) for prompt in prompts} == {40} and len({tuple(prompt[:16]) for prompt in prompts}) == 30
+    assert page_prompt(loaded, 40, "document 3") == prompts[3] and len(page_prompt(loaded, 60_000)) == 60_000
+    assert max(page_prompt(replace(loaded, tokenizer=None), 99)) > 1000, "without a tokenizer, any tokens"
+
+
+@pytest.mark.parametrize("name", [None, "TinyLlama-1.1B"])  # The second has a head of its own.
 def test_predictions_agree_with_the_model_and_with_each_other(name):
     config = read_config(find_checkpoint(name, with_weights=False))
     with torch.device("meta"):
@@ -41,11 +47,9 @@ def test_predictions_agree_with_the_model_and_with_each_other(name):
     assert cost_model.step_flops(config, 50) - head == one_by_one
     step, longer = (cost_model.decode_bytes(config, past, torch.bfloat16) for past in (100, 101))
     assert longer - step == config.kv_bytes_per_token(torch.bfloat16)
-    slow_copy, slow_products = (
-        cost_model.step_floor(config, 7, 100, torch.bfloat16, *rates) for rates in ((1.0, 1e30), (1e30, 1.0))
-    )
-    assert slow_copy == cost_model.decode_bytes(config, 700, torch.bfloat16)
-    assert slow_products == 7 * cost_model.step_flops(config, 1, 100)
+    step = config, 7, 100, torch.bfloat16
+    assert cost_model.step_floor(*step, 1.0, 1e30) == cost_model.decode_bytes(config, 700, torch.bfloat16)
+    assert cost_model.step_floor(*step, 1e30, 1.0) == 7 * cost_model.step_flops(config, 1, 100)
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -13,7 +13,7 @@ import shlex
 import statistics
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ctypes.util import find_library
 from functools import cache, partial
 from itertools import islice
@@ -26,9 +26,9 @@ from common.bench import plots
 from common.bench.ceilings import matmul_flops_per_second, read_bytes_per_second
 from common.bench.client import Target, find_target, generate_load
 from common.bench.cost_model import parameters, step_flops
-from common.bench.description import described
+from common.bench.documents import parts
 from common.bench.experiments import peer_program
-from common.bench.harness import Benchmark, Figures, Headline, Unavailable, parsed
+from common.bench.harness import Benchmark, Figures, Measured, Unavailable, parsed
 from common.bench.load import failure, serving
 from common.bench.metrics import percentiles
 from common.bench.run import run_benchmark
@@ -36,7 +36,6 @@ from common.bench.settings import Settings
 from common.bench.tables import Rows
 from common.bench.workloads import Job, page_prompt
 from common.loader import Loaded
-from common.model import ModelConfig
 from common.setup.machine import usable_cores
 from common.stages import ROOT, stage_folder
 from common.toml import read_toml
@@ -243,7 +242,7 @@ def floor(sizes: dict, case: str) -> list[float]:
     return [max((weights + n * kv) / reads, n * flops / product) for n in sizes["requests"]]
 
 
-def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mapping[str, Figures]) -> Figures:
+def derive(sizes: dict, measured: Measured, *_) -> Figures:
     """Return of each side the percentage of the ceiling that it reaches, and how many tokens are stage 06's."""
     found: Figures = {}
     for side, (_, case) in SIDES.items():
@@ -265,33 +264,36 @@ def derive(config: ModelConfig, dtype: torch.dtype, sizes: dict, measured: Mappi
 def report(document: dict) -> dict[str, Rows]:
     """Return the README's tables: in a cell the medians by requests at once, of "alike" the least by prompt, of
     "spread" how far the repeats' decode rates lie apart, in percent of the median."""
-    sizes = document["sizes"]
-    of_sides = {f"{side} {name}": each[name] for side, each in document["sides"].items() for name in each}
-    for decode in of_sides.keys() & {f"{side} decode" for side in SIDES}:
-        rates = [of_sides[decode][name] for name in ("min", "median", "max")]
-        spread = [100 * (most - least) / middle for least, middle, most in zip(*rates, strict=True)]
-        of_sides[decode] = of_sides[decode] | {"spread": spread}
+    sizes, sides, figures = parts(document)
 
-    def by_case(name: str, which: str = "median") -> Rows:
-        found = of_sides | document["figures"]
-        cells = [[found.get(f"{peer} {case} {name}", {}).get(which, ()) for case in CASES] for peer in PEERS]
-        rows = (
-            [peer, *(" / ".join(map(plots.short, cell)) for cell in row)]
-            for peer, row in zip(PEERS, cells, strict=True)
-        )
-        return [["", *CASES], *(row for row in rows if any(row[1:]))]
+    def by_case(values: Callable[[str], Sequence[float]]) -> Rows:
+        """Return a row for each engine and a column for each case, with these values of the side in each cell."""
+        rows = [["", *CASES]]
+        for peer in PEERS:
+            measured = [f"{peer} {case}" if f"{peer} {case}" in sides else "" for case in CASES]
+            row = [side and " / ".join(map(plots.short, values(side))) for side in measured]
+            rows += [[peer, *row]] if any(row) else []
+        return rows
+
+    def spread(side: str) -> list[float]:
+        rates = [sides[side]["decode"][name] for name in SPREAD]
+        return [100 * (most - least) / middle for middle, least, most in zip(*rates, strict=True)]
 
     def over_http(loop: str, load: str, loads: list) -> Rows:
-        found = [(side, document["sides"][side][loop]["median"]) for side in SERVERS if side in document["sides"]]
-        rows = [
-            [side.removesuffix(f" {HTTP}"), *row] for side, medians in found for row in zip(loads, medians, strict=True)
-        ]
-        return [["server", load, *OVER_HTTP], *([name, at, *map(plots.short, values)] for name, at, values in rows)]
+        rows = [["server", load, *OVER_HTTP]]
+        for side in SERVERS:
+            if side in sides:
+                name, points = side.removesuffix(f" {HTTP}"), zip(loads, sides[side][loop]["median"], strict=True)
+                rows += [[name, at, *map(plots.short, values)] for at, values in points]
+        return rows
 
     return {
-        **{name: by_case(name) for name in ("decode", "prompts", "percent", "above")},
-        "alike": by_case("alike", "min"),
-        "spread": by_case("decode", "spread"),
+        "decode": by_case(lambda side: sides[side]["decode"]["median"]),
+        "prompts": by_case(lambda side: sides[side]["prompts"]["median"]),
+        "percent": by_case(lambda side: figures[f"{side} percent"]["median"]),
+        "above": by_case(lambda side: figures[f"{side} above"]["median"]),
+        "alike": by_case(lambda side: figures.get(f"{side} alike", {"min": ()})["min"]),
+        "spread": by_case(spread),
         "closed": over_http("closed", "clients", [clients for clients, _ in sizes["closed"]]),
         "open": over_http("open", "arriving/s", sizes["open"]),
     }
@@ -299,6 +301,7 @@ def report(document: dict) -> dict[str, Rows]:
 
 def draw(document: dict, png: Path) -> None:
     figures, requests = document["figures"], document["sizes"]["requests"]
+    tints = {name: plots.COLORS.get(peer.tint, peer.tint) for name, peer in PEERS.items()}
     message = "Decoding: what each engine reaches of the machine's ceiling"
     shown = document | {"settings": document["settings"] | {"model": "SmolLM2-135M", "dtype": "four types"}}
     with plots.page(png, shown, message, rows=2, columns=2, height=7.4) as panels:
@@ -306,30 +309,19 @@ def draw(document: dict, png: Path) -> None:
             found = {name: figures.get(f"{name} {case} percent") for name in PEERS}
             bars = {name: {key: list(map(round, each[key])) for key in SPREAD} for name, each in found.items() if each}
             if bars:
-                plots.grouped_bars(
-                    panel,
-                    requests,
-                    bars,
-                    {name: plots.COLORS.get(peer.tint, peer.tint) for name, peer in PEERS.items()},
-                )
+                plots.grouped_bars(panel, requests, bars, tints)
                 panel.set_ylim(top=1.4 * panel.get_ylim()[1])  # leaves room for the legend above the bars
                 panel.legend(frameon=False, fontsize=9)
             plots.axes(panel, "requests at once", "percent of the ceiling", case)
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={side: partial(measure, name=name, case=case) for side, (name, case) in SIDES.items()}
     | {side: partial(measure_http, name=name, case=case) for side, (name, case) in SERVERS.items()},
     derive=derive,
     draw=draw,
-    headline=Headline(
-        "decoding of SmolLM2 in bfloat16, 32 requests at once",
-        "tokens/s",
-        ("transformers bfloat16", "llama.cpp bfloat16", "vLLM bfloat16", f"{OURS} bfloat16"),
-        lambda sizes, side: side["decode"][-1],
-    ),
     report=report,
 )
 

@@ -30,6 +30,7 @@ import torch
 from common.bench.documents import read_json, write_atomically
 from common.bench.harness import Benchmark
 from common.bench.run import main
+from common.bench.tables import rows_of
 from common.errors import expect_writable
 from common.terminal import markdown, note, run_to_end
 
@@ -83,10 +84,11 @@ def pack(benchmarks: Sequence[Benchmark], out: Path, into: Path) -> str:
 
 def tables(benchmarks: Sequence[Benchmark], folder: Path) -> str:
     """Return the tables of all documents in the folder that these benchmarks have for a GPU."""
-    reports, text = {each.name: each.report for each in benchmarks if not each.module.startswith("0")}, ""
+    parts, text = {each.name: each for each in benchmarks if not each.module.startswith("0")}, ""
     for document in map(read_json, sorted(folder.glob("*.json"))):
-        if (report := reports.get(document.get("benchmark"))) and document["sides"]:
-            text += "".join(f"\n{name}\n\n{markdown(rows)}\n" for name, rows in report(document).items())
+        if (part := parts.get(document.get("benchmark"))) and document["sides"]:
+            found = {name: rows_of(part, name, document) for name in part.tables} | part.report(document)
+            text += "".join(f"\n{name}\n\n{markdown(rows)}\n" for name, rows in found.items())
     return text
 
 

@@ -14,7 +14,7 @@ launch a kernel of 1 us, so the GPU idles; without overlap it idles while Python
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from unittest.mock import patch
@@ -22,8 +22,7 @@ from unittest.mock import patch
 import torch
 
 from common.bench.cost_model import block_parameters, head_parameters, step_flops
-from common.bench.description import described
-from common.bench.harness import Benchmark, Figures, Unavailable
+from common.bench.harness import Benchmark, Figures, Unavailable, curves
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
 from common.bench.steps import ENDLESS, decoding
@@ -132,24 +131,20 @@ def measure_step(engine: BaseEngine, B: int, context: int, steps: int) -> Figure
     return {"ms": {part: 1e3 * seconds for part, seconds in found.items()}, "kernels": rows}
 
 
-def measure(graphs: bool, overlap: bool) -> Callable[[Settings, dict], Figures]:
-    """Return a side: milliseconds of each part of a step and its kernels, for each number of requests."""
-
-    def side(settings: Settings, sizes: dict) -> Figures:
-        loaded, batches, size = settings.load(), sizes["requests"], (sizes["context"], sizes["steps"])
-        try:
-            engine = engine_of(STAGE, loaded, max_running=max(batches), graphs=graphs, overlap=overlap)
-        except ValueError as reason:
-            raise Unavailable(str(reason)) from reason
-        tokens = sizes["context"] + 3 * sizes["steps"]  # of each request, at most
-        room = engine.stats()["kv_tokens_capacity"]  # A batch that does not fit has no figures.
-        none: Figures = {"ms": {}, "kernels": []}
-        steps = [measure_step(engine, B, *size) if B * tokens <= room else none for B in batches]
-        del engine
-        free_memory(settings.place()[0])
-        return {name: [step[name] for step in steps] for name in none}
-
-    return side
+def measure(graphs: bool, overlap: bool, settings: Settings, sizes: dict) -> Figures:
+    """Return milliseconds of each part of a step and its kernels, for each number of requests."""
+    loaded, batches, size = settings.load(), sizes["requests"], (sizes["context"], sizes["steps"])
+    try:
+        engine = engine_of(STAGE, loaded, max_running=max(batches), graphs=graphs, overlap=overlap)
+    except ValueError as reason:
+        raise Unavailable(str(reason)) from reason
+    tokens = sizes["context"] + 3 * sizes["steps"]  # of each request, at most
+    room = engine.stats()["kv_tokens_capacity"]  # A batch that does not fit has no figures.
+    none: Figures = {"ms": {}, "kernels": []}
+    steps = [measure_step(engine, B, *size) if B * tokens <= room else none for B in batches]
+    del engine
+    free_memory(settings.place()[0])
+    return curves(steps)
 
 
 def report(document: dict) -> dict[str, list]:
@@ -176,14 +171,14 @@ def report(document: dict) -> dict[str, list]:
     return tables
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={
-        "graphs and overlap": measure(True, True),
-        "graphs": measure(True, False),
-        "overlap": measure(False, True),
-        "neither": measure(False, False),
+        "graphs and overlap": partial(measure, True, True),
+        "graphs": partial(measure, True, False),
+        "overlap": partial(measure, False, True),
+        "neither": partial(measure, False, False),
     },
     report=report,
 )

@@ -7,16 +7,16 @@ copy, and the prompts at 70 % of the rate of products.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from random import Random
 
 import torch
 
 from common.bench.ceilings import ceilings
 from common.bench.cost_model import decode_bytes, step_flops
-from common.bench.description import described
+from common.bench.documents import medians
 from common.bench.harness import Benchmark, Figures
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings, engine_of
@@ -48,54 +48,51 @@ def floor_seconds(
     return nbytes / rates["copy_bytes_per_second"] + products / rates["matmul_flops_per_second"] / PRODUCTS_SHARE
 
 
-def measure(stage: str, which: str = "model", **options) -> Callable[[Settings, dict], Figures]:
-    """Return a side: output tokens per second of a stage's engine, and their floor."""
-
-    def side(settings: Settings, sizes: dict) -> Figures:
-        made = time.perf_counter()
-        if which == "large":
-            settings = replace(settings, model=sizes[which], load_format="dummy")
-        loaded, (prompts, answers) = settings.load(sizes["context"]), workload(sizes)
-        rates = known_ceilings(*settings.place())  # before an engine takes the memory
-        engine = engine_of(stage, loaded, max_running=len(prompts), **options)
-        engine.generate([[7] * 20] * 2, SamplingParams(max_tokens=4, ignore_eos=True))
-        before, begun = engine.trace.steps, time.perf_counter()
-        freeze_loaded_objects()  # Otherwise a full garbage collection takes 0.2 s.
-        params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=count) for count in answers]
-        start = time.perf_counter()
-        engine.generate(prompts, params)
-        seconds = time.perf_counter() - start
-        floor = floor_seconds(loaded.config, loaded.dtype, prompts, answers, rates)
-        return rates | {
-            "tokens_per_second": sum(answers) / seconds,
-            "share_of_floor": floor / seconds,
-            "seconds": seconds,
-            "floor_seconds": floor,
-            "steps": engine.trace.steps - before,
-            "preemptions": engine.stats().get("preemptions", 0),
-            "made_seconds": begun - made,
-        }
-
-    return side
+def measure(settings: Settings, sizes: dict, stage: str, which: str = "model", **options) -> Figures:
+    """Return output tokens per second of a stage's engine, and their floor."""
+    made = time.perf_counter()
+    if which == "large":
+        settings = replace(settings, model=sizes[which], load_format="dummy")
+    loaded, (prompts, answers) = settings.load(sizes["context"]), workload(sizes)
+    rates = known_ceilings(*settings.place())  # before an engine takes the memory
+    engine = engine_of(stage, loaded, max_running=len(prompts), **options)
+    engine.generate([[7] * 20] * 2, SamplingParams(max_tokens=4, ignore_eos=True))
+    before, begun = engine.trace.steps, time.perf_counter()
+    freeze_loaded_objects()  # Otherwise a full garbage collection takes 0.2 s.
+    params = [SamplingParams(temperature=0.6, ignore_eos=True, max_tokens=count) for count in answers]
+    start = time.perf_counter()
+    engine.generate(prompts, params)
+    seconds = time.perf_counter() - start
+    floor = floor_seconds(loaded.config, loaded.dtype, prompts, answers, rates)
+    return rates | {
+        "tokens_per_second": sum(answers) / seconds,
+        "share_of_floor": floor / seconds,
+        "seconds": seconds,
+        "floor_seconds": floor,
+        "steps": engine.trace.steps - before,
+        "preemptions": engine.stats().get("preemptions", 0),
+        "made_seconds": begun - made,
+    }
 
 
 def report(document: dict) -> dict[str, list]:
     """Return a line for each engine."""
     lines = [("engine", *(name.replace("_", " ") for name in SHOWN))]
-    for side, figures in document["sides"].items():
-        values = (figures[name]["median"] for name in SHOWN)
+    _, sides, _ = medians(document)
+    for side, figures in sides.items():
+        values = (figures[name] for name in SHOWN)
         lines.append((side, *(f"{x:,.0f}" if x >= 100 else f"{x:.2g}" for x in values)))
     return {"nano-vllm's benchmark": lines}
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={
-        "05_paged_attention": measure("05"),
-        "06_prefix_cache": measure("06"),
-        "07_speculative": measure("07", draft="lookup"),
-        "large model": measure("06", "large"),
+        "05_paged_attention": partial(measure, stage="05"),
+        "06_prefix_cache": partial(measure, stage="06"),
+        "07_speculative": partial(measure, stage="07", draft="lookup"),
+        "large model": partial(measure, stage="06", which="large"),
     },
     report=report,
 )

@@ -19,7 +19,6 @@ import torch
 from common.attention import PagedBatch, choose_attention
 from common.attention.triton_backend import TILES, Tile
 from common.bench.ceilings import ceilings
-from common.bench.description import described
 from common.bench.harness import Benchmark, Figures
 from common.bench.run import run_benchmark
 from common.bench.settings import Settings
@@ -160,9 +159,9 @@ def report(document: dict) -> dict[str, list]:
     return {title: lines, "wrong": [(said,) for said in ("wrong", *wrong_in(document["sides"]))]}
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={"times": measure_times},
     report=report,
 )

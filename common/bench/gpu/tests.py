@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
-from common.bench.description import described
 from common.bench.hardware import ROOT
 from common.bench.harness import Benchmark, Figures
 from common.bench.run import run_benchmark
@@ -80,9 +79,9 @@ def report(document: dict) -> dict[str, list]:
     return {"tests": [("tests", "pytest says"), *dict.fromkeys(found)]}
 
 
-BENCHMARK = Benchmark(
-    **described(__file__),
-    description=__doc__,
+BENCHMARK = Benchmark.beside(
+    __file__,
+    __doc__,
     sides={"kernels": measure_marked, "contract": measure_contract},
     report=report,
 )

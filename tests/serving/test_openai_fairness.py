@@ -88,15 +88,6 @@ def test_the_engine_and_its_tokenizer_belong_to_one_thread(loaded, monkeypatch):
         assert users == {(True, "engine"), (False, "tokenizer")}
 
 
-def test_a_text_that_cannot_fit_is_not_tokenized(loaded, service, monkeypatch):
-    text = "a" * (loaded.config.context_length * max(map(len, loaded.tokenizer.get_vocab())) + 1)
-    monkeypatch.setattr(type(loaded.tokenizer), "__call__", lambda *_, **options: int("it was tokenized"))
-    for path in ("/v1/completions", "/generate", "/tokenize", "/v1/chat/completions"):
-        body = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
-        answer = service.post(path, **body)
-        assert answer.status_code == 400 and f"{len(text)} characters" in answer.text, path
-
-
 @pytest.mark.parametrize(("name", "wrong"), [("prompt", -1), ("stop", 1), ("stop_token_ids", "a"), ("messages", {})])
 def test_validation_stops_at_the_first_mistakes(name, wrong):
     """Without `fail_fast` pydantic lists every mistake: a megabyte of them takes seconds, in which no stream moves."""

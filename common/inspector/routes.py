@@ -140,11 +140,10 @@ def router(stage: Path, watched: Watched, engine_thread, clients: Clients, hello
     @routes.post("/abort")
     async def abort(request_id: Annotated[str, Body(embed=True)]):
         """End a request, whichever client sent it."""
-        for stream in engine_thread._open:
-            if stream.request and stream.request.request_id == request_id:
-                engine_thread.abort(stream)
-                return controls()
-        raise HTTPException(404, "this request has ended")
+        if request_id not in watched.engine.requests:
+            raise HTTPException(404, "this request has ended")
+        watched.abort(request_id)
+        return controls()
 
     @routes.post("/kill")
     async def kill(worker: Annotated[int, Body(embed=True)]):

@@ -18,6 +18,8 @@ from .view import Known, View
 
 MAX_LOOKS = 15  # per second
 MAX_SHARE = 0.004  # of the engine thread's time, for all looks: a look that takes longer is followed by a pause
+# The longer a pause, the more the next look has to tell, and the longer it takes: without a bound both would grow.
+LONGEST_PAUSE = 1.0  # seconds
 MAX_RECENT = 64  # requests that have ended and are still told to a page that opens
 IDLE_SECONDS = 0.1  # an idle engine looks up this often, so that a page that opens is told at once
 
@@ -43,19 +45,25 @@ class Watched(Hook):
         self._recent: deque[Request] = deque(maxlen=MAX_RECENT)  # ended, watched or not
         self._next_look = 0.0
         self._told: tuple[Any, ...] = ()  # running, waiting, memory and pages at the last look
+        self._to_abort: deque[str] = deque()  # request ids
 
     def before_step(self) -> bool:
         if bool(self.readers) != self._watching:
             self._start_or_stop()
         if self._watching:
             self._before = self.engine.trace.steps, books.queue(self.engine)[0]
+        self._aborted = []
+        while self._to_abort:
+            if request := self.engine.requests.get(self._to_abort.popleft()):
+                self.engine.abort(request.request_id)
+                self._aborted.append(request)
         return not self.engine.has_unfinished or self.pace.permit()
 
     def on_step(self, changed: list[Request]) -> list[Request]:
         if self._watching:
             self._note_step()
             self._look()
-        return changed
+        return changed + self._aborted
 
     def on_finish(self, request: Request) -> None:
         self._recent.append(request)
@@ -68,6 +76,10 @@ class Watched(Hook):
 
     def close_reader(self, reader: Page | Tape) -> None:
         self.readers -= {reader}
+
+    def abort(self, request_id: str) -> None:
+        """End a request before the engine's next step, whichever client sent it. From any thread."""
+        self._to_abort.append(request_id)
 
     def look_soon(self) -> None:
         """Look after the next step, even if the pages were told a moment ago. From the engine's thread."""
@@ -116,7 +128,8 @@ class Watched(Hook):
             self._tell(self.view.update(self._known, self._recent), newcomers)
         self._ended.clear()
         self.view.extras.clear()
-        self._next_look = start + max(1 / MAX_LOOKS, (time.perf_counter() - start) / MAX_SHARE)
+        pause = min(LONGEST_PAUSE, (time.perf_counter() - start) / MAX_SHARE)
+        self._next_look = start + max(1 / MAX_LOOKS, pause)
 
     @staticmethod
     def _tell(update: dict[str, Any], readers: Iterable[Page | Tape]) -> None:

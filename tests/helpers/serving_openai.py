@@ -13,7 +13,6 @@ from common.stages import load_engine
 from tests.helpers import serving_stage_03
 from tests.helpers.serving_stage_03 import run_server, server_module, wait_until
 
-STAGES = ["03", "06", "08"]  # the one that builds a server, a later one, and a router with workers
 PROMPT = "Once upon a time"
 ENDLESS = {"prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True, "temperature": 0}
 CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
@@ -21,7 +20,7 @@ CHAT = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
 
 @contextmanager
 def openai_server(stage: str, loaded, *options: str, engine=None):
-    """A running server, as `python 0N_*/main.py --serve` starts it."""
+    """A server, as `main.py --serve` starts it. With `--api-process` the other process is a thread of this one."""
     parser = argparse.ArgumentParser()
     add_server_arguments(parser)
     args = parser.parse_args(options)
@@ -29,7 +28,7 @@ def openai_server(stage: str, loaded, *options: str, engine=None):
     module = server_module if stage == "03" else common.serving.server
     drafts = {"num_draft_tokens": 2} if stage >= "07" else {}  # given, so that an engine measures nothing
     engine = engine or load_engine(stage)(loaded, **drafts)
-    with run_server(partial(module.build_server, args=args), engine, Service) as service:
+    with run_server(partial(module.build_server, args=args), engine, Service, args.api_process) as service:
         yield service
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from unittest.mock import patch
 
 import httpx
@@ -136,9 +137,10 @@ def serving(engine, max_queue: int = 64):
 
 
 @contextmanager
-def run_server(build: Callable, engine, kind: type[Service] = Service) -> Iterator[Service]:
+def run_server(build: Callable, engine, kind: type[Service] = Service, apart: bool = False) -> Iterator[Service]:
     """Run the server that `build` makes for an engine."""
-    with behind_messages(build, engine) if APART else nullcontext(build(engine)) as server, running(server) as url:
+    apart = apart or APART
+    with behind_messages(build, engine) if apart else nullcontext(build(engine)) as server, running(server) as url:
         service = kind(url, server)
         service.engine = engine  # the one that computes
         try:
@@ -166,9 +168,14 @@ def behind_messages(build: Callable, engine) -> Iterator:
     try:
         yield server
     finally:
-        with socket.socket(fileno=os.dup(here.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)
+        shut(here)
         steps.join()
+
+
+def shut(connection: Connection) -> None:
+    """End a connection as the end of a process does, also for a thread that reads from it."""
+    with socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:

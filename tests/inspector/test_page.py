@@ -141,9 +141,8 @@ def test_the_past_is_gone_through_by_drag_wheel_and_keyboard(loaded, page_of):
         page.has(f"inspector.clock.live && {timeline}.edge === {steps}")
 
 
-@pytest.mark.parametrize("stage", ["05", "06"])
-def test_the_map_and_the_marks_are_the_engines_books(loaded, page_of, stage):
-    with watching(stage, loaded, kv_memory="3M") as server:
+def test_the_map_and_the_marks_are_the_engines_books(loaded, page_of):
+    with watching("06", loaded, kv_memory="3M") as server:
         page = page_of(server.page_url)
         server.watched.pace.ask("pause")  # until all are there: those that come late would find room
         for hero in ("a fox", "an owl", "a fox", "a robot", "a king", "a lion"):
@@ -165,10 +164,9 @@ def test_the_map_and_the_marks_are_the_engines_books(loaded, page_of, stage):
         works = f"{REQUESTS}.flatMap((one) => one.works.map((work) => [one.id, work.tokens]))"
         ran = [[work.request_id, work.tokens] for record in server.engine.trace for work in record.works]
         assert sorted(page.evaluate(works)) == sorted(ran)
-        if stage == "06":
-            assert page.query_selector(".branch .badge")
-            cached = page.evaluate(f"[...{VIEW}.memory.layout.cached]")
-            assert sorted(cached) == sorted(node.page for node in books.nodes(scheduler.allocator.tree))
+        assert page.query_selector(".branch .badge")
+        cached = page.evaluate(f"[...{VIEW}.memory.layout.cached]")
+        assert sorted(cached) == sorted(node.page for node in books.nodes(scheduler.allocator.tree))
 
 
 def test_a_phone_that_comes_late_sees_all_and_the_last_page_leaves_nothing(loaded, chromium):
@@ -212,28 +210,17 @@ def test_a_server_with_a_key_asks_for_it_and_refuses_in_sentences(loaded, page_o
         assert not server.engine.requests and server.engine.trace.steps == 0
 
 
-class FleetWithProcesses(FaultyFleet):
-    """Each worker dies with a process of its own, and is replaced when the test says so; here they compute."""
-
-    def begin(self, engine):
-        worker = super().begin(engine)
-        hello, process = worker.hello, subprocess.Popen("cat", stdin=subprocess.PIPE)  # `cat` waits for input.
-        worker.process, worker.hello = process, lambda: hello()._replace(process=process.pid)
-        return worker
-
-    def events(self, seconds):
-        for number, worker in enumerate(self.workers):
-            if worker.process.poll() is not None:
-                self.die(number, returns=False)
-        return super().events(seconds)
-
-    def close(self):
-        for worker in self.workers:
-            worker.process.communicate()
-
-
 def test_a_killed_workers_stream_goes_on(loaded, page_of, monkeypatch):
-    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FleetWithProcesses)
+    process = subprocess.Popen("cat", stdin=subprocess.PIPE)  # It waits for input; the workers compute here.
+
+    class FleetWithProcess(FaultyFleet):
+        def begin(self, engine):
+            worker = super().begin(engine)
+            hello = worker.hello
+            worker.hello = lambda: hello()._replace(process=process.pid)
+            return worker
+
+    monkeypatch.setattr(load_stage_module("08", "deployment"), "LocalFleet", FleetWithProcess)
     prompt, tokens = STORY.replace("four", "nine"), 60
     ids = chat_prompt(loaded.tokenizer, prompt)
     [expected] = load_engine("06")(loaded, kv_memory="8M").generate([ids], SamplingParams(max_tokens=tokens))
@@ -244,9 +231,10 @@ def test_a_killed_workers_stream_goes_on(loaded, page_of, monkeypatch):
             server.watched.pace.ask("step")
         page.send(prompt, tokens)
         page.has(f"{STORE}.requests.get(0)?.tokens.length > 10")
-        decoding = fleet.workers[1].process
         page.click("text=Kill worker 1")
-        assert decoding.wait(timeout=60) == -signal.SIGKILL
+        assert process.wait(timeout=60) == -signal.SIGKILL
+        process.stdin.close()
+        fleet.die(1, returns=False)
         server.watched.pace.ask("resume")
         page.has("document.querySelector('.card[data-state=length], .card[data-state=stop]')")
         assert page.evaluate(f"{STORE}.requests.get(0).text") == expected.text

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -83,6 +84,15 @@ def test_a_finished_request_is_told_once_and_forgotten(loaded):
     rows = [row for update in told for row in update["requests"]]
     assert sorted(row["n"] for row in rows if "finish" in row) == sorted(row["n"] for row in rows if "id" in row)
     assert sum("id" in row for row in rows) == 6
+
+
+def test_a_page_is_told_each_second_however_long_a_look_takes(loaded, monkeypatch):
+    """The longer the pause after a look, the more the next one has to tell: without a bound both would grow."""
+    monkeypatch.setattr("common.inspector.watched.MAX_SHARE", 1e-9)
+    watched = watched_engine("05", loaded)
+    watched.engine.add(PROMPTS[0], SamplingParams(max_tokens=4))
+    watched.engine.advance()
+    assert watched._next_look < time.perf_counter() + 1.1
 
 
 def test_the_pace_permits_what_was_asked_for():

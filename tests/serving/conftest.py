@@ -4,12 +4,12 @@ import pytest
 
 from common.stages import load_engine
 from tests.helpers.serving_openai import openai_server
-from tests.helpers.serving_stage_03 import apart, wait_until  # noqa: F401 (a fixture)
+from tests.helpers.serving_stage_03 import wait_until
 
 
 @pytest.fixture(scope="module")
-def service(loaded, apart):  # noqa: F811
-    with openai_server("06", loaded) as service:
+def service(loaded):
+    with openai_server("06", loaded, "--api-process") as service:
         yield service
         wait_until(service.idle)
 

@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing import Pipe
 
 import httpx
@@ -21,43 +23,53 @@ from common.serving.prompt_logprobs import PromptLogprobs, PromptLogprobsParams
 from common.stages import load_engine, stage_folder
 from common.structured_output import Structure
 from tests.helpers.engine_options import endless
-from tests.helpers.serving_openai import PROMPT
+from tests.helpers.serving_openai import PROMPT, openai_server
+from tests.helpers.serving_stage_03 import shut
 
 
-@pytest.mark.parametrize(
-    ("killed", "sent", "status", "said", "last"),
-    [
-        ("both", signal.SIGINT, 130, "", "length"),
-        ("api", signal.SIGKILL, 1, "the API's process was ended by signal 9, and the server has stopped", None),
-        ("engine", signal.SIGKILL, -9, "the engine failed: its process has ended, and the server has stopped", "error"),
-    ],
-    ids=["Ctrl-C in a terminal", "API's process killed", "engine's process killed"],
-)
-def test_both_processes_end_together(killed, sent, status, said, last):
-    """A terminal sends Ctrl-C to all processes of the program, and for the server it must be one."""
+@contextmanager
+def program() -> Iterator[tuple[subprocess.Popen, psutil.Process, str]]:
+    """Start a server of two processes; yield the program, its API's process and its URL. Both must end."""
     options = "--serve --api-process --port 0 --token-budget 64".split()  # given: to measure the budget takes a second
     command = [sys.executable, stage_folder("06") / "main.py", *options]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, start_new_session=True, **pipes) as program:
-        url = program.stdout.readline().split()[2]
-        children = psutil.Process(program.pid).children()
+    with subprocess.Popen(command, start_new_session=True, **pipes) as engine:
+        url = engine.stdout.readline().split()[2]
+        children = psutil.Process(engine.pid).children()
         [api] = [child for child in children if "spawn_main" in str(child.cmdline())]
-        body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "stream": True}
-        lines = []
         try:
-            with httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as answer:
-                for line in answer.iter_lines():
-                    if not lines:
-                        os.kill({"both": -program.pid, "api": api.pid, "engine": program.pid}[killed], sent)
-                    lines.append(line)
-        except httpx.TransportError:
-            assert killed == "api"
-        assert (f'"finish_reason": "{last}"' in "".join(lines)) == (last is not None)
-        assert program.wait(60) == status
-        assert psutil.wait_procs([api], 60)[1] == []
-        assert said in program.stderr.read()
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(f"{url}/health")
+            yield engine, api, url
+            assert psutil.wait_procs([api], 60)[1] == []
+        finally:
+            engine.kill()
+
+
+def test_ctrl_c_in_a_terminal_lets_answers_end():
+    """A terminal sends it to all processes of the program, and for the server it must be one."""
+    body = {"prompt": PROMPT, "max_tokens": 200, "ignore_eos": True, "stream": True}
+    with program() as (engine, _, url), httpx.stream("POST", f"{url}/generate", json=body, timeout=60) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        os.killpg(engine.pid, signal.SIGINT)
+        assert '"finish_reason": "length"' in "".join(lines)
+        assert engine.wait(60) == 130
+
+
+def test_when_the_apis_process_has_ended_the_engines_ends():
+    with program() as (engine, api, _):
+        api.kill()
+        assert engine.wait(60) == 1
+        assert "the API's process was ended by signal 9, and the server has stopped" in engine.stderr.read()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_when_the_engines_process_has_ended_its_clients_hear_it(loaded):
+    with openai_server("06", loaded, "--api-process") as service:
+        events = service.events(prompt=PROMPT, max_tokens=2000, ignore_eos=True)
+        next(events)
+        shut(service.thread.engine._connection)
+        assert [event["finish_reason"] for event in events][-1] == "error"
+        assert "the engine failed: its process has ended" in service.get("/health").text
 
 
 @pytest.fixture

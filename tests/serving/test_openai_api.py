@@ -1,38 +1,29 @@
-"""OpenAI's own client against the server: what is refused, and texts and shapes of answers, whole and streamed."""
+"""OpenAI's own client against the server: texts and shapes of answers, whole and streamed."""
 
 import copy
-import itertools
 from dataclasses import replace
 from types import SimpleNamespace
 
-import httpx
 import openai
 import pytest
 
 from common.serving.openai_api.routes import Service
 from tests.common.test_detokenizer import sentencepiece_tokenizer
-from tests.helpers.refused import TABLE, assert_refused, refusals
 from tests.helpers.scripted import scripted_server
-from tests.helpers.serving_openai import ENDLESS, STAGES, openai_server
+from tests.helpers.serving_openai import ENDLESS, openai_server
 from tests.helpers.serving_stage_03 import wait_until
-
-pytestmark = pytest.mark.usefixtures("apart")
 
 PROMPT = "The capital of France is"
 QUESTION = [{"role": "user", "content": "Count from 1 to 5."}]
 
 
-@pytest.fixture(scope="module", params=STAGES)
+@pytest.fixture(scope="module", params=[["03"], ["06", "--api-process"], ["08"]], ids=" ".join)
 def service(request, loaded):
-    with openai_server(request.param, loaded) as service:
+    """The stage that builds a server, a later one in two processes, and a router with workers."""
+    stage, *options = request.param
+    with openai_server(stage, loaded, *options) as service:
         yield service
         wait_until(service.idle)
-
-
-@refusals(*TABLE)
-def test_bad_requests_say_what_is_wrong(service, place, row):
-    with httpx.Client(base_url=service.url, timeout=60) as client:
-        assert_refused(client, place, row)
 
 
 def chat_ids(loaded, messages=QUESTION, **ending) -> list[int]:
@@ -107,10 +98,8 @@ def test_streamed_text_is_the_unstreamed_text(service, loaded, expect, prompts):
     for several, n, options in (
         (["Once upon a time", PROMPT], 2, {"max_tokens": 20}),
         ([ids, prompts[-3]], 2, {}),  # 16 tokens are the default of OpenAI's API
-        ([prompts[3]], 1, {"max_tokens": 30, "stop": ["e"]}),
         ([PROMPT], 1, {"stop": [text, "never"], "include_stop_str_in_output": True}),
         ([PROMPT], 1, {"stop_token_ids": [token_id]}),
-        ([PROMPT], 1, {"stop_token_ids": [token_id], "include_stop_str_in_output": True}),
     ):
         several = [prompt for prompt in several for _ in range(n)]
         each = [expect(prompt, **{"max_tokens": 16} | options) for prompt in several]
@@ -127,19 +116,17 @@ def test_streamed_text_is_the_unstreamed_text(service, loaded, expect, prompts):
     assert [choice.text for choice in alone.choices] == [loaded.tokenizer.decode(ids)] * 2
 
 
-def test_a_stream_has_a_chunk_for_every_so_many_tokens(loaded, expect, apart):
-    """The first as soon as it has a text. A token that completes none waits for the next, whatever their number; behind
-    messages, two chunks may become one."""
+def test_a_stream_has_a_chunk_for_every_so_many_tokens(loaded, expect):
+    """The first as soon as it has a text. A token that completes none waits for the next, whatever their number."""
     with openai_server("06", loaded, "--stream-interval", "4") as service:
-        for params in ({"max_tokens": 24}, {"max_tokens": 40, "temperature": 1.5, "seed": 7}, {"max_tokens": 1}):
+        for params in ({"max_tokens": 24}, {"max_tokens": 40, "temperature": 1.5, "seed": 7}):
             params |= {"prompt": "Once upon a time", "ignore_eos": True}
             expected, events = expect(**params), service.stream(**params)
             assert "".join(event["text"] for event in events) == expected.text
             assert [token for event in events for token in event["token_ids"]] == expected.token_ids
-            first, *others = [len(event["token_ids"]) for event in events]
-            if "seed" not in params and not apart:  # Greedy text has only whole characters.
-                assert first == 1 and set(others[:-1]) <= {4}
-            assert all(count >= 4 for count in others[:-1]) and (apart or sum(others[-1:]) <= 4)
+            first, *others, last = [len(event["token_ids"]) for event in events]
+            assert all(count >= 4 for count in others) and last <= 4
+            assert "seed" in params or (first == 1 and max(others) == 4), "greedy text has only whole characters"
         service.hang_up_after(ENDLESS)
         wait_until(service.idle)
         assert not service.thread.engine.hooks[-1]._told, "what has ended is forgotten"
@@ -147,8 +134,10 @@ def test_a_stream_has_a_chunk_for_every_so_many_tokens(loaded, expect, apart):
 
 def test_usage_comes_last_if_requested(service):
     """And after each chunk with continuous_usage_stats."""
-    both = (service.client.completions, {"prompt": PROMPT}), (service.client.chat.completions, {"messages": QUESTION})
-    for (endpoint, body), each in itertools.product(both, (False, True)):
+    for endpoint, body, each in (
+        (service.client.completions, {"prompt": PROMPT}, False),
+        (service.client.chat.completions, {"messages": QUESTION}, True),
+    ):
         asked = {"include_usage": True, "continuous_usage_stats": each}
         body = body | {"model": service.name, "max_tokens": 16, "extra_body": {"ignore_eos": True}}
         *chunks, last = endpoint.create(**body, stream=True, stream_options=asked)
@@ -181,13 +170,12 @@ def test_chat_messages_go_through_the_chat_template(service, loaded, expect):
 
 
 def test_logprobs_are_the_engines(service, loaded, expect):
-    expected = expect(PROMPT, max_tokens=6, logprobs=3)
-    listed = complete(service, max_tokens=6, logprobs=3).choices[0].logprobs
-    assert listed.token_logprobs == pytest.approx([entry.logprob for entry in expected.logprobs], abs=1e-4)
-    for top, value in zip(listed.top_logprobs, listed.token_logprobs, strict=True):
-        assert len(top) == 3 and max(top.values()) == pytest.approx(value), "greedy takes the likeliest"
-    none = complete(service, max_tokens=2, logprobs=0).choices[0].logprobs
-    assert [len(top) for top in none.top_logprobs] == [1, 1], "the sampled token itself"
+    for most, listed_for_each in ((3, 3), (0, 1)):  # With 0, the sampled token itself is listed.
+        expected = expect(PROMPT, max_tokens=6, logprobs=most)
+        listed = complete(service, max_tokens=6, logprobs=most).choices[0].logprobs
+        assert listed.token_logprobs == pytest.approx([entry.logprob for entry in expected.logprobs], abs=1e-4)
+        assert [max(top.values()) for top in listed.top_logprobs] == listed.token_logprobs, "greedy takes the likeliest"
+        assert {len(top) for top in listed.top_logprobs} == {listed_for_each}
     for most in (2, None):
         expected = expect(chat_ids(loaded), max_tokens=5, logprobs=most or 0).logprobs
         entries = chat(service, max_tokens=5, logprobs=True, top_logprobs=most).choices[0].logprobs.content
@@ -206,43 +194,47 @@ def test_the_bytes_of_tokens_are_those_of_the_text(service, loaded):
     assert [Service.token_bytes(other, token_id, False) for token_id in range(2)] == [[0xF0], None]
 
 
-@pytest.mark.parametrize(("prompt", "first"), [("a", " the"), ([1, 1], "the"), ("the tin ñ", "the"), (None, "the")])
-def test_tokens_have_the_texts_of_their_places(loaded, prompt, first):
+def test_tokens_have_the_texts_of_their_places(loaded):
     """A decoder of SentencePiece drops the blank of what stands first. Tokens that look alike are several."""
     mine = replace(loaded, tokenizer=sentencepiece_tokenizer())
     ids = mine.tokenizer("the tin ñ")["input_ids"]
-    echo = prompt in ("the tin ñ", None)
     with scripted_server(mine) as service:
-        service.engine.model.write([] if echo else ids)
-        [choice] = complete(service, prompt or ids, logprobs=20, max_tokens=0 if echo else 6, echo=echo).choices
-    listed = choice.logprobs
-    assert choice.text == f"{first} tin ñ" and listed.tokens[:4] == [first, " t", "in", " "]
-    assert listed.text_offset == [0, *(len(first) + further for further in (0, 2, 4, 5, 5))]
-    assert all(len(likeliest) in (20, 21) for likeliest in listed.top_logprobs[1:]), "none is swallowed"
+        for prompt, first, echo in (("a", " the", False), ([1, 1], "the", False), ("the tin ñ", "the", True)):
+            service.engine.model.write([] if echo else ids)
+            [choice] = complete(service, prompt, logprobs=20, max_tokens=0 if echo else 6, echo=echo).choices
+            listed = choice.logprobs
+            assert choice.text == f"{first} tin ñ" and listed.tokens[:4] == [first, " t", "in", " "]
+            assert listed.text_offset == [0, *(len(first) + further for further in (0, 2, 4, 5, 5))]
+            assert all(len(likeliest) in (20, 21) for likeliest in listed.top_logprobs[1:]), "none is swallowed"
 
 
-@pytest.mark.parametrize("max_tokens", [0, 1])
-def test_prompt_logprobs_as_evaluation_harnesses_request_them(service, expect, prompts, max_tokens):
+def test_prompt_logprobs_as_evaluation_harnesses_request_them(service, expect, prompts):
     """They are those that the engine gives for the same tokens as output, which a bias forces it to draw."""
     prompt = prompts[4][:20]  # more than a slice of the answer
-    answer = complete(service, [prompt, prompt[:7]], max_tokens=max_tokens, echo=True, logprobs=1, seed=1)
-    for choice, ids in zip(answer.choices, (prompt, prompt[:7]), strict=True):
-        listed = choice.logprobs
-        assert len(listed.tokens) == len(ids) + max_tokens
-        assert listed.token_logprobs[0] is None and listed.top_logprobs[0] is None
-        for place in range(1, len(ids)):
-            [entry] = expect(ids[:place], max_tokens=1, logprobs=1, logit_bias={ids[place]: 100}).logprobs
-            assert listed.token_logprobs[place] == pytest.approx(entry.logprob, abs=1e-3)
-            assert max(listed.top_logprobs[place].values()) == pytest.approx(entry.top[0][1], abs=1e-3)
-    assert answer.usage.completion_tokens == 2 * max_tokens
+    entries = [
+        expect(prompt[:place], max_tokens=1, logprobs=1, logit_bias={prompt[place]: 100}).logprobs[0]
+        for place in range(1, len(prompt))
+    ]
+    for max_tokens in (0, 1):
+        answer = complete(service, [prompt, prompt[:7]], max_tokens=max_tokens, echo=True, logprobs=1, seed=1)
+        for choice, count in zip(answer.choices, (20, 7), strict=True):
+            listed = choice.logprobs
+            assert len(listed.tokens) == count + max_tokens
+            assert listed.token_logprobs[0] is None and listed.top_logprobs[0] is None
+            right = entries[: count - 1]
+            assert listed.token_logprobs[1:count] == pytest.approx([one.logprob for one in right], abs=1e-3)
+            likeliest = [max(top.values()) for top in listed.top_logprobs[1:count]]
+            assert likeliest == pytest.approx([one.top[0][1] for one in right], abs=1e-3)
+        assert answer.usage.completion_tokens == 2 * max_tokens
 
 
 # ---- What vLLM adds ----
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}]
 READS_ALL = (
+    "<tool_call> {{ tools }} {{ mood }} {{ reasoning_effort }}"
     "{% for m in messages %}{{ m.role }}: {{ m.reasoning_content }}|{{ m.content }}\n{% endfor %}"
-    "{{ tools }} {{ mood }} {{ reasoning_effort }} <tool_call>{% if add_generation_prompt %}assistant:{% endif %}"
+    "{% if add_generation_prompt %}assistant:{% endif %}"
 )
 
 
@@ -251,24 +243,15 @@ def test_tokenize_counts_what_a_chat_would_send(loaded):
     reading = copy.deepcopy(loaded.tokenizer)
     reading.chat_template = READS_ALL
     turns = [*QUESTION, {"role": "assistant", "content": "One.", "reasoning_content": "It begins so."}]
-    prompts = set()
+    fields = {"messages": turns, "tools": TOOLS, "chat_template_kwargs": {"mood": "glad"}, "reasoning_effort": "low"}
     with openai_server("06", replace(loaded, tokenizer=reading)) as service:
-        for fields in (
-            {"messages": turns},
-            {"messages": turns, "tools": TOOLS, "tool_choice": "none"},
-            {"messages": turns, "chat_template_kwargs": {"mood": "glad and gay"}},
-            {"messages": turns, "reasoning_effort": "low"},
-            {"messages": turns, "add_generation_prompt": False},
-            {"messages": turns, "continue_final_message": True},
-        ):
-            usage = service.post("/v1/chat/completions", max_tokens=1, **fields).json()["usage"]
-            fields.pop("tool_choice", None)
-            counted = service.post("/tokenize", **fields).json()
+        for ending in ({}, {"add_generation_prompt": False}, {"continue_final_message": True}):
+            asked = fields | ending
+            usage = service.post("/v1/chat/completions", max_tokens=1, tool_choice="none", **asked).json()["usage"]
+            counted = service.post("/tokenize", **asked).json()
             assert counted["count"] == usage["prompt_tokens"]
             prompt = service.post("/detokenize", tokens=counted["tokens"]).json()["prompt"]
-            prompts.add(prompt)
-            assert "It begins so." in prompt
-    assert len(prompts) == 6
+            assert all(part in prompt for part in ("It begins so.", "'weather'", "glad", "low"))
 
 
 def test_tokenize_and_back(service, loaded):

@@ -19,24 +19,22 @@ from common.stages import load_engine
 from tests.helpers.serving_openai import CHAT, PROMPT, openai_server
 from tests.helpers.serving_stage_03 import SteppingEngine, wait_until
 
-pytestmark = pytest.mark.usefixtures("apart")
-
 # ---- Calls for many answers ----
 
 
-@pytest.mark.parametrize("many", [{"prompt": [PROMPT] * 32}, {"prompt": PROMPT, "n": 32}], ids=["prompts", "choices"])
-def test_the_answers_of_one_call_are_computed_together(loaded, engine, many):
-    with openai_server("06", loaded, engine=engine) as service:
-        answer = service.post(max_tokens=2, ignore_eos=True, **many)
+@pytest.mark.parametrize("options", [[], ["--api-process"]])
+def test_the_answers_of_one_call_are_computed_together(loaded, engine, options):
+    with openai_server("06", loaded, *options, engine=engine) as service:
+        answer = service.post(prompt=[PROMPT] * 16, n=2, max_tokens=2, ignore_eos=True)
         assert len(answer.json()["choices"]) == 32
     assert [len(step.works) for step in engine.trace] == [32, 32]
 
 
-@pytest.mark.parametrize("last", [[5] * 5000, [4096]], ids=["too long", "no token"])
-def test_a_call_is_queued_whole_or_refused(loaded, engine, last):
-    with openai_server("06", loaded, "--max-queue", "3", engine=engine) as service:
+@pytest.mark.parametrize("options", [[], ["--api-process"]])
+def test_a_call_is_queued_whole_or_refused(loaded, engine, options):
+    with openai_server("06", loaded, "--max-queue", "3", *options, engine=engine) as service:
         for _ in range(3):  # a refused call keeps no place in the queue
-            answer = service.post(prompt=[[5], [6], last], max_tokens=200, ignore_eos=True)
+            answer = service.post(prompt=[[5], [6], [4096]], max_tokens=200, ignore_eos=True)
             assert answer.status_code == 400
         assert service.post(prompt=[[5], [6], [7]], max_tokens=1).status_code == 200
         wait_until(service.idle)
@@ -56,52 +54,38 @@ def test_a_burst_finds_no_more_places_than_one_client_after_the_other(loaded):
 # ---- Long texts, and long lists ----
 
 
-@pytest.mark.parametrize("stage", ["03", "06"])
-def test_the_engine_and_its_tokenizer_belong_to_one_thread(loaded, monkeypatch, stage):
+def test_the_engine_and_its_tokenizer_belong_to_one_thread(loaded, monkeypatch):
     """An engine in the middle of a step, and a tokenizer that is in use, must not be asked by another thread.
 
     Prompts are tokenized by another tokenizer, on one thread beside the engine's.
     """
-    engine, users = load_engine(stage)(loaded), set()
+    engine, users = load_engine("03")(loaded), set()
 
     def watch(owner, name):
         function = getattr(owner, name)
 
         def call(*arguments, **options):
             of_engine = owner is engine or arguments[0] is engine.tokenizer
-            users.add((of_engine, name, threading.current_thread().name.partition("_")[0]))
+            users.add((of_engine, threading.current_thread().name.partition("_")[0]))
             return function(*arguments, **options)
 
         monkeypatch.setattr(owner, name, call)
 
     for name in ("add", "step", "abort", "stats"):
         watch(engine, name)
-    for name in ("__call__", "decode", "apply_chat_template"):
+    for name in ("__call__", "apply_chat_template"):
         watch(type(loaded.tokenizer), name)
-    with openai_server(stage, loaded, engine=engine) as service:
+    with openai_server("03", loaded, engine=engine) as service:
         users.clear()  # building a server asks the engine, too
         for path, body in (
-            ("/v1/completions", {"prompt": [PROMPT, "a"], "max_tokens": 4, "logprobs": 1}),
-            ("/v1/completions", {"prompt": PROMPT, "max_tokens": 0, "echo": True, "logprobs": 1}),
+            ("/v1/completions", {"prompt": PROMPT, "max_tokens": 4, "echo": True, "logprobs": 1}),
             ("/v1/chat/completions", CHAT),
             ("/generate", {"prompt": PROMPT, "max_tokens": 1}),
             ("/tokenize", {"prompt": "a text"}),
         ):
             assert service.post(path, **body).status_code == 200
-        assert all(service.get(path).status_code == 200 for path in ("/metrics", "/health"))
-        asked = set(users)
-    assert {(True, "step", "engine"), (True, "stats", "engine")} <= asked
-    assert {thread for of_engine, _, thread in asked if of_engine} == {"engine"}, asked
-    assert {thread for _, name, thread in asked if name == "__call__"} == {"tokenizer"}, asked
-
-
-def test_a_text_that_cannot_fit_is_not_tokenized(loaded, service, monkeypatch):
-    text = "a" * (loaded.config.context_length * max(map(len, loaded.tokenizer.get_vocab())) + 1)
-    monkeypatch.setattr(type(loaded.tokenizer), "__call__", lambda *_, **options: int("it was tokenized"))
-    for path in ("/v1/completions", "/generate", "/tokenize", "/v1/chat/completions"):
-        body = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
-        answer = service.post(path, **body)
-        assert answer.status_code == 400 and f"{len(text)} characters" in answer.text, path
+        assert service.get("/metrics").status_code == service.get("/health").status_code == 200
+        assert users == {(True, "engine"), (False, "tokenizer")}
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("prompt", -1), ("stop", 1), ("stop_token_ids", "a"), ("messages", {})])
@@ -137,21 +121,18 @@ def test_a_prompt_is_scored_in_pieces_between_steps(loaded, engine):
 def test_prompts_to_be_scored_count_against_the_queue(loaded):
     engine = SteppingEngine(loaded)
     with openai_server("03", loaded, "--max-queue", "4", engine=engine) as service, ThreadPoolExecutor() as pool:
-        both = LONG_ECHO | {"prompt": PROMPT, "max_tokens": 1}
-        assert service.post(**both, n=4).status_code == 400, "five requests, of which one scores"
-        scoring = pool.submit(service.post, **both, n=2)
+        scoring = pool.submit(service.post, **LONG_ECHO | {"prompt": PROMPT, "max_tokens": 1}, n=2)
         wait_until(lambda: engine.requests)
         refused = service.post(**LONG_ECHO | {"prompt": ["a", "b"], "stream": True})  # there is room for one
         assert refused.status_code == 429 and refused.headers["retry-after"]
         assert refused.json()["error"]["type"] == "rate_limit_error"
         engine.allow()
         assert scoring.result().status_code == 200
-        assert service.post(**LONG_ECHO).status_code == 200
 
 
 def test_scoring_stops_when_its_client_disconnects_and_when_a_shutdown_has_waited_long_enough(loaded, engine):
     with mock.patch("common.serving.prompt_logprobs.scores", endless_scores), ThreadPoolExecutor() as pool:
-        with openai_server("06", loaded, engine=engine) as service:
+        with openai_server("06", loaded, "--api-process", engine=engine) as service:
             service.hang_up_after(LONG_ECHO)
             wait_until(service.idle)
             scoring = pool.submit(service.post, **LONG_ECHO)

@@ -67,7 +67,7 @@ def test_a_cut_call_has_cut_arguments_and_its_history_goes_on(service):
     arguments = '{"path": ["/a", {"b": true}]}'
     histories = {""}
     for choice, text in (("required", written(arguments)), ("auto", written(arguments)), (NAMED, arguments)):
-        for most in range(1, len(service.post("/tokenize", prompt=text).json()["tokens"]), 4):
+        for most in range(1, len(service.post("/tokenize", prompt=text).json()["tokens"]), 7):
             content, calls, reason = ask(service, text, tool_choice=choice, max_tokens=most)
             assert reason == "length" and TAG.startswith(content or "")
             assert content is None or choice == "auto", "what begins a tag may be text there"
@@ -75,7 +75,7 @@ def test_a_cut_call_has_cut_arguments_and_its_history_goes_on(service):
     assert len(histories) > 4 and all(arguments.startswith(some) for some in histories)
     for some in histories:
         messages = called("1", some)
-        assert ask(service, "Sorry.", messages)[0] == "Sorry." and "nothing" in service.thread.engine.model.prompt
+        assert ask(service, "Sorry.", messages)[0] == "Sorry." and "nothing" in service.engine.model.prompt
 
 
 def called(number: str, arguments: str) -> list[dict]:
@@ -88,9 +88,7 @@ def called(number: str, arguments: str) -> list[dict]:
     ]
 
 
-@pytest.mark.parametrize(
-    "form", [ANSWER, *({"structured_outputs": one} for one in ({"regex": r"\{.*\}"}, {"grammar": 'start: "{" /.*/'}))]
-)
+@pytest.mark.parametrize("form", [ANSWER, {"structured_outputs": {"grammar": 'start: "{" /.*/'}}])
 def test_typed_agents_send_tools_and_a_form(service, form):
     answer, call = '{"x": "<tool_call>"}', written('{"path": 1}')
     assert ask(service, answer, **form) == (answer, [], "stop")
@@ -105,8 +103,6 @@ def test_typed_agents_send_tools_and_a_form(service, form):
 
 PLAIN = "{% for m in messages %}[{{ m.role }}{{ m.name }}]{{ m.content }}\n{% endfor %}"
 PARTS = "{% for m in messages %}[{{ m.role }}]{% for p in m.content %}{{ p.text }}|{% endfor %}{% endfor %}"
-BOTH = """{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}
-{% for p in m['content'] %}({{ p['text'] }}){% endfor %}{% endif %}{% endfor %}"""
 STRICT = """{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}
 {{ raise_exception('Conversation roles must alternate user/assistant') }}{% endif %}[{{ m.role }}]{{ m.content }}
 {% endfor %}"""
@@ -122,37 +118,37 @@ SEEN = {  # template, messages, what the prompt has
     "parts for texts": (PLAIN, TWO, "[user]one\ntwo"),
     "a text for parts": (PARTS, QUESTION, "[user]Clean up.|"),
     "parts": (PARTS, TWO, "[user]one|two|"),
-    "a text for both": (BOTH, QUESTION, "Clean up."),
-    "parts for both": (BOTH, TWO, "(one)(two)"),
     "ids": (IDS, HISTORY, '[CALL]{"path": 1}[RESULT abcdefghi look]nothing'),
     "calls as text": (STRICT, HISTORY, "[assistant]" + written('{"path": 1}') + "\n[user]<tool_response>\nnothing"),
 }
 
 
 @pytest.mark.parametrize("name", SEEN)
-def test_what_a_template_may_read_reaches_it_and_tools_do(draft, tmp_path, capsys, name):
+def test_what_a_template_may_read_reaches_it_and_tools_do(service, monkeypatch, name):
     template, messages, expected = SEEN[name]
-    (tmp_path / "chat.jinja").write_text(template)
+    monkeypatch.setattr(service.thread.tokenizer, "chat_template", template)
+    assert ask(service, "Ok.", messages, tools=None)[0] == "Ok."
+    assert expected in service.engine.model.prompt
+    messages = [{"role": "system", "content": "Be brief."}, *HISTORY]
+    assert ask(service, written("{}"), messages) == (None, ["look({})"], "tool_calls")
+    for part in ("Clean up.", "<tools>\n", '"rm_rf"', "nothing", '{"path": 1}', "Be brief."):
+        assert service.engine.model.prompt.count(part) == 1, part
+
+
+def test_one_of_several_named_templates(service, monkeypatch):
+    monkeypatch.setattr(service.thread.tokenizer, "chat_template", {"default": PLAIN, "tool_use": TEACHING})
+    for fields, prompt in (({"tools": None}, ""), ({}, f"{TAG}[rm_rf][look][look_up]")):
+        ask(service, "Ok.", **fields)
+        assert service.engine.model.prompt == f"{prompt}[user]Clean up.\n"
+
+
+def test_a_file_replaces_the_checkpoints_template(draft, tmp_path, capsys):
+    (tmp_path / "chat.jinja").write_text(PLAIN)
     mine = replace(draft, tokenizer=deepcopy(draft.tokenizer))
     with scripted_server(mine, "--chat-template", str(tmp_path / "chat.jinja")) as service:
-        assert ask(service, "Ok.", messages, tools=None)[0] == "Ok."
-        assert expected in service.thread.engine.model.prompt
-        assert "--chat-template" in capsys.readouterr().err
-        messages = [{"role": "system", "content": "Be brief."}, *HISTORY]
-        assert ask(service, written("{}"), messages) == (None, ["look({})"], "tool_calls")
-        prompt = service.thread.engine.model.prompt
-        for part in ("Clean up.", "<tools>\n", '"rm_rf"', "nothing", '{"path": 1}', "Be brief."):
-            assert prompt.count(part) == 1, part
-
-
-def test_one_of_several_named_templates(draft, capsys):
-    mine = replace(draft, tokenizer=deepcopy(draft.tokenizer))
-    mine.tokenizer.chat_template = {"default": PLAIN, "tool_use": TEACHING}
-    with scripted_server(mine) as service:
-        assert "--chat-template" not in capsys.readouterr().err
-        for fields, prompt in (({"tools": None}, ""), ({}, f"{TAG}[rm_rf][look][look_up]")):
-            ask(service, "Ok.", **fields)
-            assert service.thread.engine.model.prompt == f"{prompt}[user]Clean up.\n"
+        ask(service, "Ok.", tools=None)
+        assert service.engine.model.prompt == "[user]Clean up.\n"
+    assert "--chat-template" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"{% for m in messages %}{{ m.content }}", b"Hello.", b"\xff\xfe{{"])

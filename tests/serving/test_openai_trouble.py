@@ -2,25 +2,29 @@
 
 import copy
 import json
-import random
-import signal
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 
 import httpx
 import pytest
 
 from common.serving.openai_api.routes import Service
 from common.stages import load_engine
+from tests.helpers.refused import TABLE, assert_refused, refusals
 from tests.helpers.serving_openai import CHAT, ENDLESS, openai_server
 from tests.helpers.serving_stage_03 import wait_until
 
-pytestmark = pytest.mark.usefixtures("apart")
+PAGE = "https://example.org"
 
 # ---- What is refused, and how ----
 
-PAGE = "https://example.org"
+
+@refusals(*TABLE)
+def test_bad_requests_say_what_is_wrong(service, place, row):
+    with httpx.Client(base_url=service.url, timeout=60) as client:
+        assert_refused(client, place, row)
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
@@ -113,7 +117,7 @@ def test_a_first_line_without_an_end_is_not_kept(service):
 
 
 @pytest.fixture(scope="module")
-def guarded(loaded, apart):
+def guarded(loaded):
     options = {"--api-key": "secret", "--max-body": "1000", "--allow-origin": PAGE}
     with openai_server("03", loaded, *(word for option in options.items() for word in option)) as guarded:
         yield guarded
@@ -173,18 +177,6 @@ def test_a_disconnected_client_ends_its_requests(service, monkeypatch, options):
     assert service.thread.stats["steps"] - steps < 1000, "it went on to the end"
 
 
-def test_a_body_that_ends_during_a_shutdown_is_refused(loaded):
-    body = json.dumps(CHAT).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    with openai_server("06", loaded) as service, service.connect() as late:
-        late.sendall(head + body[:-1])
-        wait_until(lambda: service.server.server_state.tasks)  # the server has begun to read it
-        service.server.handle_exit(signal.SIGTERM, None)
-        wait_until(lambda: service.thread.error and not service.thread._thread.is_alive())
-        late.sendall(body[-1:])
-        assert late.recv(1000).startswith(b"HTTP/1.1 503")
-
-
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_in_the_code_is_no_mistake_of_the_client(loaded, monkeypatch, capfd):
     """A ValueError that is no InvalidInput: 500 and a traceback from a route, and the end of an engine that raises."""
@@ -202,24 +194,20 @@ def test_a_fault_in_the_code_is_no_mistake_of_the_client(loaded, monkeypatch, ca
     assert logged.count("Traceback") == 2 and "'no card'" in logged and "'no answer'" in logged
 
 
-def test_two_hundred_clients_half_of_which_disconnect(loaded, expect, prompts):
+def test_a_hundred_clients_half_of_which_disconnect(loaded, expect, prompts):
     engine, chosen = load_engine("06")(loaded, max_running=64), [prompt[:40] for prompt in prompts]
     expected = [expect(prompt, max_tokens=12).text for prompt in chosen]
 
     def client(number: int) -> str | None:
-        rng, text = random.Random(number), ""
         body = {"prompt": chosen[number % len(chosen)], "temperature": 0, "max_tokens": 12}
         with service.client.completions.create(model="bundled", stream=True, **body) as chunks:
-            for chunk in chunks:
-                if number % 2 and rng.random() < 0.15:
-                    return None
-                text += chunk.choices[0].text
-        return text
+            texts = [chunk.choices[0].text for chunk in islice(chunks, number % 10 if number % 2 else None)]
+        return None if number % 2 else "".join(texts)
 
-    with openai_server("06", loaded, "--max-queue", "200", engine=engine) as service:
-        with ThreadPoolExecutor(200) as pool:
-            texts = list(pool.map(client, range(200)))
+    with openai_server("06", loaded, "--api-process", engine=engine) as service:
+        with ThreadPoolExecutor(100) as pool:
+            texts = list(pool.map(client, range(100)))
         wait_until(service.idle)
         engine.check()
-    for number, text in enumerate(texts):
-        assert text == expected[number % len(expected)] or (number % 2 and text is None), number
+    for number in range(0, 100, 2):
+        assert texts[number] == expected[number % len(expected)], number

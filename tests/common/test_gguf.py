@@ -21,7 +21,6 @@ from common.loader import gguf as ours
 from common.loader.config import read_config
 from common.loader.shard import Shard
 from common.model import rope_frequencies
-from common.packages import packaged_model
 from common.reference import Reference
 from common.stages import load_engine, stage_folders
 from common.toml import read_toml
@@ -40,13 +39,6 @@ WRONG_COUNTS = [  # magic, version, tensors, fields, length of a name
     (24, "<Q", 2**62),
 ]  # fmt: skip
 PARAMS = endless(6)
-
-
-def library_reference(path) -> Reference:
-    """Return the reference with what transformers makes of the file by itself, in float32."""
-    reference = Reference()  # It reads the bundled model, which takes little time.
-    reference.model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-    return reference
 
 
 def peak_memory() -> int:
@@ -70,15 +62,17 @@ def frequencies(rope: dict) -> torch.Tensor:
 def test_logits_are_those_of_transformers_own_reading_and_tokens_in_all_stages(family, kinds, bits, tmp_path):
     """bits: of the codes that are kept."""
     path = write(tmp_path / "small.gguf", family, kinds)
-    loaded, library = load_model(path, device="cpu", fused=False), library_reference(path)
+    loaded, reference = load_model(path, device="cpu", fused=False), Reference(str(path))
     weights = [module for module in loaded.model.modules() if isinstance(module, QuantizedWeight)]
     assert {weight.bits for weight in weights} == bits
     prompts = [loaded.tokenizer(text)["input_ids"] for text in (TEXT, "A token")]
-    expected = library.model(torch.tensor(prompts[:1])).logits[0]
+    read_by_the_course = reference.next_logits(prompts[0])
+    reference.model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).eval()
+    expected = reference.model(torch.tensor(prompts[:1])).logits[0]
+    assert (read_by_the_course - expected[-1]).abs().max() < 1e-5
     hidden = loaded.model(torch.tensor(prompts[0]), torch.arange(len(prompts[0])), causal_attention)
     assert (loaded.model.logits(hidden) - expected).abs().max() < 1e-4 * expected.abs().max()
-    assert (Reference(str(path)).next_logits(prompts[0]) - expected[-1]).abs().max() < 1e-5
-    expected = [library.generate(prompt, 6, ignore_eos=True) for prompt in prompts]
+    expected = [reference.generate(prompt, 6, ignore_eos=True) for prompt in prompts]
     for stage in stage_folders():
         engine = load_engine(stage.name)(loaded, **STAGES.get(stage.name[:2], {}))
         assert [request.token_ids for request in engine.generate(prompts, PARAMS)] == expected
@@ -177,12 +171,12 @@ def test_each_cut_count_and_changed_byte_of_the_header_ends_in_a_sentence_or_a_m
 def test_smollm2_gives_transformers_tokens():
     """The small models above are in all stages; this one has the weights, and products of their sizes."""
     try:
-        path = packaged_model("smollm2")
+        loaded = load_model("smollm2", device="cpu", dtype="float32")
     except InvalidInput as reason:
         pytest.skip(str(reason))
-    loaded, library = load_model("smollm2", device="cpu", dtype="float32"), library_reference(path)
     questions = [*script_for("smollm2").questions.values()][:2]
     prompts = [chat_prompt(loaded.tokenizer, question) for question in questions]
     requests = load_engine("08")(loaded, max_running=2, num_draft_tokens=2).generate(prompts, PARAMS)
-    expected = [library.generate(prompt, 6, ignore_eos=True) for prompt in prompts]
+    reference = Reference("smollm2")
+    expected = [reference.generate(prompt, 6, ignore_eos=True) for prompt in prompts]
     assert [request.token_ids for request in requests] == expected

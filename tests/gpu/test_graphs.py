@@ -65,8 +65,7 @@ def test_the_cost_of_drafts_is_measured_on_replays(loaded, monkeypatch):
         monkeypatch.setattr(pass_times, name, value)
     short = replace(loaded, config=replace(loaded.config, context_length=64))  # shorter than what passes attend to
     engine = graphed(load_engine("07"), overlap=False)(short, draft="draft", max_running=2)
-    costs, largest = engine.scheduler.speculation.costs, engine.model.sizes[-1]
-    assert largest == 2 * (1 + engine.scheduler.speculation.count), "two requests with all their draft tokens"
+    costs = engine.scheduler.speculation.costs
     assert [costs.target(n) for n in (1, 2, 8)] == [1e-3] * 3 and costs.target(32) == pytest.approx(9e-3)
     assert costs.draft(2) == 1e-3
 

@@ -1,6 +1,5 @@
 """Attention over pages: every backend against a definition that loops over the rows, and the choice among them."""
 
-import random
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -31,10 +30,10 @@ class Case:
         self, sizes, *, page_size=16, heads=4, kv_heads=2, head_dim=64, dtype=torch.float32, device="cpu", int8=False,
         first_page=0,
     ):  # fmt: skip
-        generator, rng = torch.Generator().manual_seed(0), random.Random(0)
+        generator = torch.Generator().manual_seed(0)
         needed = [-(-length // page_size) for _, length in sizes]
         count = sum(needed) + 3
-        pages = rng.sample(range(first_page, first_page + count), sum(needed))
+        pages = (first_page + torch.randperm(count, generator=generator)).tolist()
         self.tables = [[pages.pop() for _ in range(number)] for number in needed]
         slots = [
             table[position // page_size] * page_size + position % page_size

@@ -25,7 +25,7 @@ from common.fused.quantized import Codes, QuantizedLinear, QuantizedWeight, prep
 from common.loader import load_model
 from common.loader.weights import quantize
 from common.lora import StepRows, stacked
-from common.model import Transformer, rope_table, rotate
+from common.model import Transformer, rope_table
 from common.reference import Reference
 from common.sampling import SamplingParams
 from common.stages import load_engine
@@ -131,23 +131,21 @@ def test_adapters(kernels, device, dtype, ranks, ins):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (1, 1, 80), (7, 7, 6)])
 def test_the_launch_that_norms_and_rotates_writes_pages_too(device, dtype, heads, kv_heads, head_dim):
+    """What it makes of q, k and v is what numba makes of them in float32."""
     from common.attention.triton_backend import TritonAttention
     from common.fused.triton_kernels import Rotation
 
-    qkv = torch.randn(5, (heads + 2 * kv_heads) * head_dim).to(device, dtype)
-    weights = [torch.randn(head_dim).to(device, dtype) for _ in "qk"]
-    cos, sin = (table.to(device) for table in rope_table(replace(SMALL, head_dim=head_dim)))
-    positions = torch.tensor([39, 0, 7, 7, 23], device=device)
-    q, k, v = qkv.double().view(5, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
-    q, k = (F.rms_norm(x, (head_dim,), weight.double(), 1e-2) for x, weight in zip((q, k), weights, strict=True))
-    c, s = (table[positions].unsqueeze(1).double() for table in (cos, sin))
-    expected = [rotate(q, c, s), rotate(k, c, s), v]
+    positions, qkv = torch.tensor([39, 0, 7, 7, 23]), torch.randn(5, (heads + 2 * kv_heads) * head_dim).to(dtype)
+    tables = *rope_table(replace(SMALL, head_dim=head_dim)), *(torch.randn(head_dim).to(dtype) for _ in "qk")
+    rotation = numba_kernels.Rotation(positions, *(each.float() for each in tables), 1e-2, heads, kv_heads)
+    expected = rotation.heads(qkv.float().clone())
+    rotation = Rotation(positions.to(device), *(each.to(device) for each in tables), 1e-2, heads, kv_heads)
+    q, k, v = rotation.heads(qkv.to(device))
     slots = torch.tensor([11, 0, 6, 3, 1], device=device)
     pools = torch.full((2, 3, 4, kv_heads, head_dim), 7.0, dtype=dtype, device=device)
-    q, k, v = Rotation(positions, cos, sin, *weights, 1e-2, heads, kv_heads).heads(qkv)
     TritonAttention(dtype).write(k, v, *pools, slots)
     for ours, exact in zip((q, k, v), expected, strict=True):
-        assert_right("triton", ours, exact)
+        assert_right("triton", ours.cpu(), exact.double())
         assert ours.stride()[1:] == (head_dim, 1), "attention takes heads and dimensions as contiguous"
     for pool, written in zip(pools.flatten(1, 2), (k, v), strict=True):
         assert torch.equal(pool[slots], written)

@@ -249,9 +249,9 @@ def test_what_is_drawn_is_what_the_definition_draws(draw_tokens, vocab_size, dty
 @needs_triton
 @devices
 def test_rows_draw_the_same_with_kernels_beside_others_and_alone(draw_tokens, device, monkeypatch):
-    kinds = [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.2}, {"repetition_penalty": 1.5}, {"logit_bias": ((9, 2.0),)}]
-    kinds = [{"temperature": 0.8} | kind for kind in kinds] + [{"temperature": 0.0}, {"presence_penalty": 1.0}]
-    rows = [Request(SamplingParams(**kind), [1], [3, 9], seed) for seed, kind in enumerate(kinds)]
+    kinds = [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.2}, {"repetition_penalty": 1.5}, {"temperature": 0.0}]
+    params = [SamplingParams(**{"temperature": 0.8} | kind) for kind in kinds]
+    rows = [Request(each, [1], [3, 9], seed) for seed, each in enumerate(params)]
     torch.manual_seed(1)
     logits = (2 * torch.randn(len(rows), 53)).bfloat16()
     expected = sample(logits, rows)

@@ -112,8 +112,8 @@ def find_nvcc() -> str | None:
     return shutil.which("nvcc", path=os.pathsep.join([os.environ["PATH"], *map(str, folders)]))
 
 
-def report_of(nvcc: str, arch: int, constants: Sequence[str] = ()) -> str:
+def report_of(nvcc: str, arch: int) -> str:
     """Return what the compiler says of the kernel's spills, registers and shared memory. arch: 90 is an H100."""
-    command = [nvcc, *constants, f"-arch=sm_{arch}", "-cubin", "-Xptxas", "-v", "-o", os.devnull, KERNEL]
+    command = [nvcc, f"-arch=sm_{arch}", "-cubin", "-Xptxas", "-v", "-o", os.devnull, KERNEL]
     said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     return ", ".join(re.findall(r"\d+ registers|\d+ bytes (?:spill stores|smem)", said))

@@ -1,14 +1,11 @@
 """Attention over pages: every backend against a definition that loops over the rows, and the choice among them."""
 
-import random
 from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given
-from hypothesis import strategies as some
 
 from common.attention import PagedBatch, choose_attention
 from common.attention.int8 import MAX_CODE, SMALLEST, dequantize, quantize
@@ -33,10 +30,10 @@ class Case:
         self, sizes, *, page_size=16, heads=4, kv_heads=2, head_dim=64, dtype=torch.float32, device="cpu", int8=False,
         first_page=0,
     ):  # fmt: skip
-        generator, rng = torch.Generator().manual_seed(0), random.Random(0)
+        generator = torch.Generator().manual_seed(0)
         needed = [-(-length // page_size) for _, length in sizes]
         count = sum(needed) + 3
-        pages = rng.sample(range(first_page, first_page + count), sum(needed))
+        pages = (first_page + torch.randperm(count, generator=generator)).tolist()
         self.tables = [[pages.pop() for _ in range(number)] for number in needed]
         slots = [
             table[position // page_size] * page_size + position % page_size
@@ -106,37 +103,18 @@ def expect_rounded(x, rows):
     assert ((dequantize(rows, torch.float64) - x.double()).abs() <= half * (1 + 1e-4)).all()
 
 
-EDGES = [15, 16, 17, 31, 32, 33, 1, 2]  # on, before and after the ends of pages
 ONE_HEAD = {"heads": 2, "kv_heads": 1}
-FEW = [(1, 7), (1, 65), (2, 64), (9, 70)]
 WINDOWS = {"decode in several programs": (1, 7, 90, 300), "pieces of every size": (1, 7, 90)}
-
-
-def ragged(seed: int) -> tuple[list[tuple[int, int]], dict]:
-    """Return decodes, then pieces of prompts, then a piece of a single token; and a shape. `seed` decides all."""
-    rng = random.Random(seed)
-    sizes = [(1, rng.choice(EDGES) + 16 * rng.randrange(4)) for _ in range(rng.randrange(4))]
-    for _ in range(rng.randint(1, 4)):
-        length = rng.choice(EDGES[:-2]) + 16 * rng.randrange(4)
-        sizes.append((rng.randint(2, length), length))
-    heads, kv_heads = HEADS[seed % len(HEADS)]
-    shape = {"heads": heads, "kv_heads": kv_heads, "page_size": PAGE_SIZES[seed % len(PAGE_SIZES)]}
-    return [*sizes, (1, rng.randint(1, 40))], shape
-
-
-HEADS = [(1, 1), (3, 3), (6, 2), (8, 1), (20, 1), (4, 2), (2, 1)]
-PAGE_SIZES = [1, 2, 8, 16, 64, 256]
 CASES = {
     "decode in several programs": ([(1, 255), (1, 256), (1, 257), (1, 600), (1, 3)], ONE_HEAD),
-    "few blocks": ([(1, 600), (1, 3), (2, 17), (8, 40), (1, 16)], {}),
-    "heads of no power of two": (FEW, {"heads": 3, "kv_heads": 1, "head_dim": 80}),
+    "few blocks": ([(1, 600), (1, 3), (2, 17), (8, 40), (1, 16)], {"page_size": 1}),
+    "heads of no power of two": ([(1, 7), (1, 65), (2, 64), (9, 70)], {"heads": 3, "kv_heads": 1, "head_dim": 80}),
     "pieces of every size": ([(1, 33), (3, 20), (40, 110), (9, 31), (2, 2), (40, 48), (1, 5)], ONE_HEAD),
-} | {f"ragged {seed}": ragged(seed) for seed in range(7)}
+    "ends of pages": ([(1, 15), (1, 16), (1, 17), (15, 31), (17, 48), (1, 1)], {"heads": 20, "kv_heads": 1}),
+    "large pages": ([(1, 49), (2, 17), (48, 79), (1, 33)], {"heads": 3, "kv_heads": 3, "page_size": 256}),
+}
 
 named = {"ids": lambda value: str(value).removeprefix("torch.")}
-dtypes = pytest.mark.parametrize("dtype", TOLERANCE, **named)
-cpu_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], **named)
-backends = pytest.mark.parametrize("name", ["torch", pytest.param("triton", marks=needs_triton)])
 all_backends = pytest.mark.parametrize(
     ("name", "device", "dtype"),
     [
@@ -161,43 +139,22 @@ def test_rows_attend_to_their_own_sequence_up_to_their_own_position(name, device
 
 
 @devices
-@backends
-@dtypes
-@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+@pytest.mark.parametrize("name", ["torch", pytest.param("triton", marks=needs_triton)])
+@pytest.mark.parametrize("dtype", TOLERANCE, **named)
+@pytest.mark.parametrize("head_dim", [64, 80, 128])
 def test_head_dimensions_and_types(name, device, dtype, head_dim):
     for int8 in (False, True):
         check(name, [(1, 17), (1, 40), (5, 21)], device=device, dtype=dtype, head_dim=head_dim, int8=int8, **ONE_HEAD)
 
 
-rows_of_any_size = some.lists(some.floats(-1e4, 1e4, width=32), min_size=8, max_size=8)
-
-
-@given(rows_of_any_size, some.integers(-30, 30))
-def test_eight_bits_lose_half_a_scale_at_most(numbers, exponent):
-    row = torch.tensor(numbers) * 2.0**exponent
-    rows = quantize(row)
-    assert rows.dtype == torch.int8 and len(rows) == 8 + 4
-    expect_rounded(row, rows)
-    assert torch.equal(quantize(dequantize(rows, torch.float32))[:8], rows[:8]), "rounding again changes no number"
-
-
-@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Triton's interpreter
-@pytest.mark.parametrize(
-    "name",
-    ["torch", pytest.param("numba", marks=needs_numba), pytest.param("triton", marks=[needs_triton, on_cpu])],
-)
-def test_what_is_no_number_does_not_become_one(name):
-    attention, _ = choose_attention(name, CPU, torch.float32, 64, 16)
-    for bad in (float("inf"), float("nan")):
-        k, pages = torch.ones(1, 2, 64), torch.zeros(2, 1, 16, 2, 68, dtype=torch.int8)
-        k[0, 1, 40] = bad
-        attention.write(k, k, *pages, torch.tensor([3]))
-        wrong = dequantize(pages[:, 0, 3], torch.float32).isnan()
-        assert wrong[:, 1].all() and not wrong[:, 0].any()
+@pytest.mark.parametrize("largest", [0.0, 1e-38, 1e-6, 1e38])
+def test_eight_bits_lose_half_a_scale_at_most(largest):
+    row = largest * torch.linspace(-1, 0.9, 80)
+    expect_rounded(row, quantize(row))
 
 
 @needs_numba
-@cpu_dtypes
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], **named)
 @pytest.mark.parametrize("int8", [False, True], ids=["as the model", "int8"])
 def test_a_row_does_not_depend_on_its_block(dtype, int8):
     """To the bit: else an answer would depend on how its prompt was cut, and on what came with it."""
@@ -214,14 +171,12 @@ def test_a_row_does_not_depend_on_its_block(dtype, int8):
 
 @needs_triton
 @devices
-@pytest.mark.parametrize("tile", [(64, 4, 3), (32, 2, 3)])
-def test_long_sequences_have_larger_pieces_not_more(device, tile, monkeypatch):
+def test_long_sequences_have_larger_pieces_not_more(device, monkeypatch):
     """Pieces of 16 tokens, at most 4: from 65 tokens on they are larger."""
     from common.attention import triton_backend
 
     monkeypatch.setattr(triton_backend, "SPLIT", 16)
     monkeypatch.setattr(triton_backend, "MAX_PIECES", 4)
-    monkeypatch.setattr(triton_backend, "tuned", lambda _: {"float32 64": tile})
     check("triton", [(1, length) for length in (1, 16, 17, 64, 65, 129, 200)], device=device, **ONE_HEAD)
 
 
@@ -257,13 +212,11 @@ def test_flash(dtype):
         ("auto", "cuda", torch.float16, (7, 5), "attention=torch (no triton: before compute capability 8.0"),
         ("xformers", "cpu", torch.float32, None, "no attention backend 'xformers'"),
         ("flash", "cpu", torch.float32, None, "'flash' cannot run here: it needs a CUDA device"),
-        ("triton", "cpu", torch.float32, None, "'triton' cannot run here: "),
     ],
 )
 def test_the_choice_says_why(name, device, dtype, capability, line, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(triton_launch, "why_no_driver", lambda: None)
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     if line.startswith("attention="):
         attention, why = choose_attention(name, torch.device(device), dtype, 64, 16)
         assert why.startswith(line) and f"attention={attention.name} " in why

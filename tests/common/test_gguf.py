@@ -3,7 +3,6 @@
 import resource
 import struct
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -22,7 +21,6 @@ from common.loader import gguf as ours
 from common.loader.config import read_config
 from common.loader.shard import Shard
 from common.model import rope_frequencies
-from common.packages import packaged_model
 from common.reference import Reference
 from common.stages import load_engine, stage_folders
 from common.toml import read_toml
@@ -32,8 +30,7 @@ from tests.helpers.engine_options import endless
 from tests.helpers.gguf_files import LLAMA, write
 from tests.helpers.small_models import refusal
 
-BITS = {"Q8_0": {8}, "Q4_0": {4}, "Q4_1": {4}}  # of the codes that are kept
-FILES = [("llama", kind) for kind in ours.TYPES] + [("qwen2", "Q8_0"), ("qwen3", "Q4_1")]
+FILES = [("llama", ours.TYPES, {4, 8}), ("qwen2", ["Q8_0"], {8}), ("qwen3", ["Q4_1"], {4})]
 TEXT = "In 2023 the pages held  12 tokens,\n   4 of them <|im_end|>"
 LLAMA_3 = ours.LLAMA_3 | {"factor": 32.0}
 REFUSED = read_toml(Path(gguf_files.__file__).with_name("gguf_refused.toml"))
@@ -42,13 +39,6 @@ WRONG_COUNTS = [  # magic, version, tensors, fields, length of a name
     (24, "<Q", 2**62),
 ]  # fmt: skip
 PARAMS = endless(6)
-
-
-def library_reference(path) -> Reference:
-    """Return the reference with what transformers makes of the file by itself, in float32."""
-    reference = Reference()  # It reads the bundled model, which takes little time.
-    reference.model = AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
-    return reference
 
 
 def peak_memory() -> int:
@@ -67,20 +57,23 @@ def frequencies(rope: dict) -> torch.Tensor:
     return rope_frequencies({"rope_type": "default", "rope_theta": 5000.0} | rope, LLAMA.head_dim)[0]
 
 
-@pytest.mark.parametrize(("family", "kind"), FILES)
+@pytest.mark.parametrize(("family", "kinds", "bits"), FILES, ids=["all types", "8 bits", "4 bits"])
 @torch.inference_mode()
-def test_logits_are_those_of_transformers_own_reading_and_tokens_in_all_stages(family, kind, tmp_path):
-    path = write(tmp_path / "small.gguf", family, kind)
-    loaded, library = load_model(path, device="cpu", fused=False), library_reference(path)
+def test_logits_are_those_of_transformers_own_reading_and_tokens_in_all_stages(family, kinds, bits, tmp_path):
+    """bits: of the codes that are kept."""
+    path = write(tmp_path / "small.gguf", family, kinds)
+    loaded, reference = load_model(path, device="cpu", fused=False), Reference(str(path))
     weights = [module for module in loaded.model.modules() if isinstance(module, QuantizedWeight)]
-    assert {weight.bits for weight in weights} == BITS.get(kind, set())
+    assert {weight.bits for weight in weights} == bits
     prompts = [loaded.tokenizer(text)["input_ids"] for text in (TEXT, "A token")]
-    expected = library.model(torch.tensor(prompts[:1])).logits[0]
+    read_by_the_course = reference.next_logits(prompts[0])
+    reference.model = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=path.name, dtype=torch.float32).eval()
+    expected = reference.model(torch.tensor(prompts[:1])).logits[0]
+    assert (read_by_the_course - expected[-1]).abs().max() < 1e-5
     hidden = loaded.model(torch.tensor(prompts[0]), torch.arange(len(prompts[0])), causal_attention)
     assert (loaded.model.logits(hidden) - expected).abs().max() < 1e-4 * expected.abs().max()
-    assert (Reference(str(path)).next_logits(prompts[0]) - expected[-1]).abs().max() < 1e-5
-    expected = [library.generate(prompt, 6, ignore_eos=True) for prompt in prompts]
-    for stage in stage_folders() if (family, kind) in FILES[-3:] else ():
+    expected = [reference.generate(prompt, 6, ignore_eos=True) for prompt in prompts]
+    for stage in stage_folders():
         engine = load_engine(stage.name)(loaded, **STAGES.get(stage.name[:2], {}))
         assert [request.token_ids for request in engine.generate(prompts, PARAMS)] == expected
 
@@ -94,7 +87,7 @@ def test_rounding_a_checkpoint_loses_no_more_than_llama_cpps_file_does(bits, kin
 
 
 def test_the_tokenizer_ends_of_text_and_shards_are_the_files_own(tmp_path):
-    path = write(tmp_path / "small.gguf", kind="Q8_0", **{"tokenizer.chat_template": "{{ messages }}"})
+    path = write(tmp_path / "small.gguf", kinds=["Q8_0"], **{"tokenizer.chat_template": "{{ messages }}"})
     options = {"device": "cpu", "fused": False, "quantization": "none"}
     bundled, loaded = load_model(device="cpu", load_format="none"), load_model(path, **options)
     assert loaded.tokenizer(TEXT)["input_ids"] == bundled.tokenizer(TEXT)["input_ids"]
@@ -145,13 +138,9 @@ def test_scaled_rotations_come_from_metadata_and_from_the_tensor_of_llama_3(scal
     ("changes", "named"),
     [
         *((changes, named) for named, changes in REFUSED.items()),
-        ({"tokenizer.ggml.tokens": "all of them"}, "the tokenizer cannot be read"),
         ({"general.architecture": "x" * 10**6}, "general.architecture='xxx"),
         ({"output_norm.weight": ""}, "has no tensor model.norm.weight"),
-        ({"blk.0.ffn_up.bias": (np.zeros(512, np.float32), "F32")}, "blk.0.ffn_up.bias belongs to no parameter"),
-        ({"blk.0.attn_v.weight": (np.zeros((64, 256), np.float32), "F32")}, "has shape (64, 256), but its metadata"),
         ({"blk.0.attn_q.weight": (np.zeros((255, 256), np.float32), "F32")}, "q_proj.weight has shape (255, 256)"),
-        ({"blk.0.attn_k.weight": (np.zeros((4, 64, 256), np.float32), "F32")}, "weight has shape (4, 64, 256)"),
         ({ours.SCALING_TENSOR: (np.full((32, 2), 2, np.float32), "F32")}, "rope_freqs.weight=[2.0, "),
         ({"blk.0.attn_v.weight": (np.zeros((128, 256), np.float64), "F64")}, "blk.0.attn_v.weight='F64'"),
     ],
@@ -163,13 +152,13 @@ def test_what_cannot_run_is_refused_by_the_name_of_its_field_or_tensor(changes, 
 def test_each_cut_count_and_changed_byte_of_the_header_ends_in_a_sentence_or_a_model(tmp_path):
     path = write(tmp_path / "small.gguf", **{"tokenizer.ggml.tokens": ["a"], "tokenizer.ggml.merges": ""})
     whole, rng = path.read_bytes(), np.random.default_rng(0)
-    damaged = [whole[:cut] for cut in [0, 7, 23, 24, *rng.integers(25, len(whole), 40)]]
+    damaged = [whole[:cut] for cut in [0, 7, 23, 24, *rng.integers(25, len(whole), 8)]]
     for place, form, value in WRONG_COUNTS:
         damaged.append(whole[:place] + (number := struct.pack(form, value)) + whole[place + len(number) :])
     for content in damaged:
         path.write_bytes(content)
         assert "not a complete GGUF file" in sentence(path)
-    for place in rng.integers(0, whole.index(b"token_embd"), 300):
+    for place in rng.integers(0, whole.index(b"token_embd"), 100):
         content = bytearray(whole)
         content[place] ^= 1 << rng.integers(8)
         path.write_bytes(content)
@@ -177,24 +166,17 @@ def test_each_cut_count_and_changed_byte_of_the_header_ends_in_a_sentence_or_a_m
             load_model(path, device="cpu", load_format="none", model_impl="course")
 
 
-@pytest.fixture(scope="module")
-def smollm2():
-    try:
-        return packaged_model("smollm2")
-    except InvalidInput as reason:
-        pytest.skip(str(reason))
-
-
 @pytest.mark.smollm2
 @torch.inference_mode()
-def test_smollm2_gives_transformers_tokens_for_4_chats_one_by_one_in_a_batch_and_in_pages(smollm2):
+def test_smollm2_gives_transformers_tokens():
     """The small models above are in all stages; this one has the weights, and products of their sizes."""
-    loaded, library = load_model("smollm2", device="cpu", dtype="float32"), library_reference(smollm2)
-    questions = [*script_for("smollm2").questions.values()][:4]
+    try:
+        loaded = load_model("smollm2", device="cpu", dtype="float32")
+    except InvalidInput as reason:
+        pytest.skip(str(reason))
+    questions = [*script_for("smollm2").questions.values()][:2]
     prompts = [chat_prompt(loaded.tokenizer, question) for question in questions]
-    expected = [library.generate(prompt, 6, ignore_eos=True) for prompt in prompts]
-    # With a context of 8,192 tokens, stage 04 has room for two requests only.
-    short = replace(loaded, config=replace(loaded.config, context_length=256))
-    for stage, options in {"02": {}, "04": {"max_running": 4}, "08": {"max_running": 4, "num_draft_tokens": 2}}.items():
-        requests = load_engine(stage)(short, **options).generate(prompts, PARAMS)
-        assert [request.token_ids for request in requests] == expected, stage
+    requests = load_engine("08")(loaded, max_running=2, num_draft_tokens=2).generate(prompts, PARAMS)
+    reference = Reference("smollm2")
+    expected = [reference.generate(prompt, 6, ignore_eos=True) for prompt in prompts]
+    assert [request.token_ids for request in requests] == expected

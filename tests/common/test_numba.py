@@ -6,6 +6,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -66,18 +67,12 @@ def python(program: str, folder, **variables: str) -> subprocess.CompletedProces
     return done
 
 
-@pytest.mark.parametrize(("stage", "options"), [("01", {}), ("08", {"token_budget": 64, "num_draft_tokens": 2})])
-def test_an_engine_is_ready_when_its_kernels_are_loaded(stage, options, monkeypatch):
+def test_an_engine_is_ready_when_its_kernels_are_loaded(monkeypatch):
     numba_kernels.compiled.cache_clear()
     numba_backend.compiled.cache_clear()
-    engine = make_engine(load_engine(stage), load_model(device="cpu"), **options)
-    assert numba_backend.compiled.cache_info().currsize == (stage >= "05"), "nothing waits for what is not used"
-
-    def late(signature):
-        raise AssertionError("a request waits for kernels")
-
+    engine = make_engine(load_engine("08"), load_model(device="cpu"), token_budget=64, num_draft_tokens=2)
     for module in (numba_kernels, numba_backend):
-        monkeypatch.setattr(module, "kernel", late)
+        monkeypatch.setattr(module, "kernel", Mock(side_effect=AssertionError("a request waits for kernels")))
     engine.generate(["The capital of France is", "Once upon a time there was " * 20], SamplingParams(max_tokens=3))
 
 
@@ -142,11 +137,10 @@ def test_kernels_are_compiled_where_they_cannot_be_kept(probe, tmp_path):
     (tmp_path / "file").write_text("")
     assert probe(XDG_CACHE_HOME=str(tmp_path / "file")) == (RIGHT, 1)
     no_home = "def user_cache_path():\n    raise RuntimeError('no home')"
-    for nowhere in ("raise ImportError('no such package')", no_home):
-        (tmp_path / "course/platformdirs.py").write_text(nowhere)
-        assert probe() == (RIGHT, 1)
-    assert probe() == (RIGHT, 1), "nothing is kept"
-    assert [probe(NUMBA_CACHE_DIR=str(tmp_path / "named")) for _ in range(2)] == [(RIGHT, 1), (RIGHT, 0)]
+    (tmp_path / "course/platformdirs.py").write_text(no_home)
+    assert probe() == (RIGHT, 1)
+    assert probe(NUMBA_CACHE_DIR=str(tmp_path / "named")) == (RIGHT, 1)
+    assert [*tmp_path.rglob("named/*/kernels/*/*.nbc")], "a folder that is named keeps them"
 
 
 # ---- Threads ----
@@ -240,8 +234,7 @@ def test_torch_leaves_cores_to_other_programs_and_takes_them_back(two_threads, m
 
     after(0, 0, 0)
     for own, others, free in ((2.0, 0.0, 2), (1.3, 0.7, 1), (0.3, 0.4, 2), (0.2, 1.8, 1), (0.0, 0.0, 2)):
-        for expected in (torch.get_num_threads(), free):  # The first 0.06 s are too short to tell.
-            assert after(0.06, 0.06 * own, 0.06 * others) == expected, (own, others)
+        assert after(1.0, own, others) == free, (own, others)
     torch.set_num_threads(1)  # A rank sets one thread, and keeps it.
     assert after(1.0, 1.0, 0.0) == 1
     monkeypatch.setattr(process, "STAT", tmp_path / "none")

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from unittest.mock import patch
 
 import pytest
@@ -114,7 +114,7 @@ penalties = st.fixed_dictionaries(
 )
 
 
-@settings(DETERMINISTIC, max_examples=400)
+@settings(DETERMINISTIC, max_examples=200)
 @given(st.data(), st.integers(1, 12))
 def test_penalties_are_those_defined_and_each_row_has_its_own_distribution(data, vocabulary):
     """In blocks of two rows, which the likeliest two tokens may suffice for, as of a large batch and vocabulary."""
@@ -173,7 +173,7 @@ weight_rows = st.lists(st.sampled_from([0.0, 1e-300, 1.0, 7.0]), min_size=9, max
 
 
 @devices
-@settings(DETERMINISTIC, max_examples=200)
+@settings(DETERMINISTIC, max_examples=100)
 @given(rows=st.lists(st.tuples(weight_rows, st.floats(0, 1 - 2.0**-53)), min_size=1, max_size=5))
 def test_a_draw_inverts_the_distribution_function_and_never_gives_a_token_of_weight_zero(device, rows):
     weights = torch.tensor([weights for weights, _ in rows], dtype=torch.float64, device=device)
@@ -190,26 +190,17 @@ def test_uniform_never_changes():
 
 
 def test_logprobs_are_of_the_raw_distribution_for_the_rows_that_ask():
-    logits = torch.randn(5, 15, generator=torch.Generator().manual_seed(5))
+    logits = torch.randn(4, 15, generator=torch.Generator().manual_seed(5))
     logits[:, 3] = -INF
-    values, asked = {"temperature": 3.0, "top_k": 10, "presence_penalty": 2.0}, (None, 0, 3, 20, 2)
-    silent = Request(SamplingParams(**values), token_ids=[1, 2], seed=8)
-    tokens = sample(logits, [replace(silent, params=replace(silent.params, logprobs=count)) for count in asked])
-    silent = sample(logits, [silent] * 5)
-    assert [token.token_id for token in tokens] == [token.token_id for token in silent]
-    for row, token, count in zip(logits.double().log_softmax(-1), tokens, asked, strict=True):
-        if count is None:
-            assert token.logprobs is None
-            continue
+    values, asked = {"temperature": 3.0, "top_k": 10, "presence_penalty": 2.0}, (0, 3, 20, None)
+    rows = [Request(SamplingParams(**values, logprobs=count), token_ids=[1, 2]) for count in asked]
+    *tokens, silent = sample(logits, rows)
+    assert silent.logprobs is None
+    for row, token, count in zip(logits.double().log_softmax(-1), tokens, asked, strict=False):
         best = row.sort(descending=True)
         assert token.logprobs.logprob == pytest.approx(row[token.token_id].item(), abs=1e-5)
         assert [token_id for token_id, _ in token.logprobs.top] == best.indices[:count].tolist()
         assert [value for _, value in token.logprobs.top] == pytest.approx(best.values[:count].tolist(), abs=1e-5)
-
-
-def test_there_is_one_request_for_each_row_of_logits():
-    with pytest.raises(ValueError, match="one row for each of the 2 tokens, not 3"):
-        sample(torch.zeros(3, 10), [Request(SamplingParams())] * 2)
 
 
 # ---- The kernels, which draw what the definition draws ----
@@ -225,15 +216,14 @@ def draw_tokens(monkeypatch):
     return sampling_kernels.draw_tokens
 
 
-TEMPERATURES = [0.0, 1e-300, 1e300, 0.1, 0.6, 1.0, 5.0]
 FILTERS = [
-    {"top_k": 1}, {"top_k": 3}, {"top_k": 40}, {"top_p": 0.01}, {"top_p": 0.6}, {"top_p": 0.9999}, {"min_p": 0.1},
-    {"min_p": 0.99}, {"top_k": 9, "top_p": 0.7}, {"top_k": 12, "min_p": 0.05}, {"top_p": 0.8, "min_p": 0.01},
+    {}, {"top_k": 1}, {"top_k": 40}, {"top_p": 0.01}, {"top_p": 0.6}, {"top_p": 0.9999}, {"min_p": 0.1},
+    {"top_k": 9, "top_p": 0.7}, {"top_k": 12, "min_p": 0.05}, {"top_p": 0.8, "min_p": 0.01},
     {"top_k": 7, "top_p": 0.95, "min_p": 0.02},
 ]  # fmt: skip
-EACH = [SamplingParams(temperature=temperature) for temperature in TEMPERATURES]
-EACH += [SamplingParams(temperature=(0.7, 1e-20, 1e300)[i % 3], **filters) for i, filters in enumerate(FILTERS)]
-EACH += [SamplingParams(temperature=0.7, **filters) for filters in FILTERS]
+EACH = [SamplingParams(temperature=0.7, **filters) for filters in FILTERS]
+for temperature in (0.0, 1e-20, 1e300):
+    EACH += [SamplingParams(temperature=temperature), SamplingParams(temperature=temperature, **FILTERS[-1])]
 
 
 @needs_triton
@@ -244,11 +234,10 @@ def test_what_is_drawn_is_what_the_definition_draws(draw_tokens, vocab_size, dty
     lowest token is greedy, the first ones pass top-k, and one without weight is never drawn."""
     torch.manual_seed(vocab_size)
     plain = (3 * torch.randn(len(EACH), vocab_size)).to(device, dtype)
-    empty_blocks, few = plain.clone(), plain.round()
+    part_of_wider = torch.cat([plain, plain], dim=1)[:, :vocab_size]  # Ranks with padded parts give this.
+    empty_blocks = plain.clone()
     empty_blocks[:, 1:-1] = -math.inf
-    few[:, 1::3] = few[:, 20:] = -math.inf
-    part_of_wider = torch.cat([plain, plain.flip(1)], dim=1)[:, :vocab_size]  # Ranks with padded parts give this.
-    for logits in (plain.round(), empty_blocks, few, part_of_wider):
+    for logits in (part_of_wider, plain.round(), empty_blocks):
         expected = probabilities(logits, [Request(params) for params in EACH])
         places = torch.randint(vocab_size, (len(EACH), 1), device=device)
         shifts = 1e-5 * torch.randn(len(EACH), device=device).sign()
@@ -260,9 +249,9 @@ def test_what_is_drawn_is_what_the_definition_draws(draw_tokens, vocab_size, dty
 @needs_triton
 @devices
 def test_rows_draw_the_same_with_kernels_beside_others_and_alone(draw_tokens, device, monkeypatch):
-    kinds = [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.2}, {"repetition_penalty": 1.5}, {"logit_bias": ((9, 2.0),)}]
-    kinds = [{"temperature": 0.8} | kind for kind in kinds] + [{"temperature": 0.0}, {"presence_penalty": 1.0}]
-    rows = [Request(SamplingParams(**kind), [1], [3, 9], seed) for seed, kind in enumerate(kinds)]
+    kinds = [{}, {"top_p": 0.9}, {"top_k": 3}, {"min_p": 0.2}, {"repetition_penalty": 1.5}, {"temperature": 0.0}]
+    params = [SamplingParams(**{"temperature": 0.8} | kind) for kind in kinds]
+    rows = [Request(each, [1], [3, 9], seed) for seed, each in enumerate(params)]
     torch.manual_seed(1)
     logits = (2 * torch.randn(len(rows), 53)).bfloat16()
     expected = sample(logits, rows)

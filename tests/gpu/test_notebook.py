@@ -8,7 +8,6 @@ import sys
 import zipfile
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from common.bench import run as command_line
@@ -25,12 +24,11 @@ def test_the_notebook_is_committed_without_output():
     assert not any(cell["outputs"] or cell["execution_count"] for cell in CODE) and len(CODE) > 5
 
 
-@pytest.mark.parametrize("gpu", [None, "NVIDIA H200"])
-def test_the_notebook_runs(gpu, tmp_path, monkeypatch, capsys):
+def test_the_notebook_runs(tmp_path, monkeypatch, capsys):
     """Its commands are only parsed: those of the GPU by their own parser, which then measures nothing."""
     parsed, course = [], tmp_path / "course"  # beside the notebook, where it clones the course
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(command_line, "measure", lambda args, settings: parsed.append(args) or 0)
 
     def started(command, **options):
@@ -64,10 +62,10 @@ def test_the_notebook_runs(gpu, tmp_path, monkeypatch, capsys):
     assert {*sum(imported, [])} <= names["wanted"], "without it pytest leaves a whole file out"
     assert {re.split("[<>=]", package)[0] for package in commands[0][5:]} == names["wanted"]
     assert set(names["statuses"].values()) == {0} and shown == ["a.png", "b.png"]
-    assert [args.only for args in parsed] == ["tests", "smoke", "budget", *["budget"] * bool(gpu), None]
-    assert {args.sizes for args in parsed} == {"gpu" if gpu else "tiny"}
+    assert [args.only for args in parsed] == ["tests", "smoke", "budget", "budget", None]
+    assert {args.sizes for args in parsed} == {"gpu"}
     assert "[demo-07: exit status 0]" in capsys.readouterr().out
     with zipfile.ZipFile(course / "gpu-results.zip") as archive:
         assert {f"gpu-results/{name}.txt" for name in names["statuses"]} < set(archive.namelist())
         words = archive.read("gpu-results/PULL_REQUEST.md").decode()
-    assert words.startswith(f"Results on {gpu or 'a CPU'}") and words.count("| complete |") == len(names["statuses"])
+    assert words.startswith("Results on NVIDIA H200") and words.count("| complete |") == len(names["statuses"])

@@ -1,7 +1,9 @@
 """Small GGUF files with random weights, as llama.cpp's converter would write them, and each wrong in one way."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +48,15 @@ def fields_of(family: str) -> dict[str, Any]:
     return fields | {f"tokenizer.ggml.{name}": value for name, value in tokenizer.items()}
 
 
-def tensors_of(family: str, kind: str) -> dict[str, tuple[np.ndarray, str]]:
-    """Return values or blocks, and their type, of all tensors: matrices of `kind`, vectors in float32."""
-    rng, config, tensors = np.random.default_rng(0), CONFIGS[family], {}
+def tensors_of(family: str, kinds: Sequence[str]) -> dict[str, tuple[np.ndarray, str]]:
+    """Return values or blocks, and their type, of all tensors: matrices of `kinds` in turn, vectors in float32."""
+    rng, config, tensors, kinds = np.random.default_rng(0), CONFIGS[family], {}, cycle(kinds)
     parameters = dict(empty_model(config, torch.device("cpu"), torch.float32).named_parameters())
     table = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.upper()], config.num_layers)
     for parameter, name, rows in checkpoint_names(config):
         stem, _, suffix = name.rpartition(".")
         shape = parameters[parameter][rows].shape
-        type_of = kind if shape[1:] else "F32"
+        type_of = next(kinds) if shape[1:] else "F32"
         tensors[f"{table.get_name(stem)}.{suffix}"] = random_tensor(rng, shape, type_of), type_of
     return tensors
 
@@ -72,10 +74,10 @@ def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -
     return blocks.reshape(shape[0], -1)
 
 
-def write(path: Path, family="llama", kind="F32", **changes) -> Path:
+def write(path: Path, family="llama", kinds=("F32",), **changes) -> Path:
     """Write a file. changes: fields, and tensors with their types, that differ in it; "" for what it lacks."""
     writer = gguf.GGUFWriter(path, family)
-    for name, value in (fields_of(family) | tensors_of(family, kind) | changes).items():
+    for name, value in (fields_of(family) | tensors_of(family, kinds) | changes).items():
         if isinstance(value, tuple):
             writer.add_tensor(name, value[0], raw_dtype=gguf.GGMLQuantizationType[value[1]])
         elif value != "":

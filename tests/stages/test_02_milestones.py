@@ -1,14 +1,15 @@
 """Milestones of stage 02: keys and values are kept, the prompt runs once, and then one token a step."""
 
+from itertools import pairwise
+
 import torch
 
-from common.engine import AroundModel
 from common.learn.milestones import milestone
 from common.learn.milestones.pictures import timeline
 from common.learn.milestones.stage_under_test import (
     endless,
     expect,
-    expect_attention,
+    expect_attention_in_steps,
     expect_rows,
     expect_stats,
     expect_tokens,
@@ -16,30 +17,21 @@ from common.learn.milestones.stage_under_test import (
 )
 
 
-def expect_right(mine, q, k, v) -> None:
-    """q are the newest tokens of the sequence whose keys and values are k and v."""
-    past = len(k) - len(q)
-    pasts = [(k[: past + i + 1], v[: past + i + 1]) for i in range(len(q))]
-    expect_attention(mine, q, pasts, [f"token {past + i}" for i in range(len(q))])
-
-
 def make_cache(stage, capacity: int):
-    config = stage.loaded.config
-    cache = stage.kv_cache.KVCache(config, capacity, torch.device("cpu"), torch.float32)
-    torch.manual_seed(0)
-    q = torch.randn(capacity, config.num_heads, config.head_dim)
-    return cache, q, *torch.randn(2, capacity, config.num_kv_heads, config.head_dim)
+    return stage.kv_cache.KVCache(stage.loaded.config, capacity, torch.device("cpu"), torch.float32)
 
 
-class Counted(AroundModel):
-    """It notes how many tokens it runs."""
+def expect_kept(stage, *stops: int):
+    """Run a sequence in steps, each up to the next of these tokens; return its cache."""
+    cache = make_cache(stage, 9)
 
-    def __init__(self, model):
-        self.model, self.tokens = model, []
+    def bind(spans):
+        [(_, cache.length, _)] = spans
+        return cache.attend
 
-    def __call__(self, token_ids, positions, attend):
-        self.tokens.append(len(token_ids))
-        return self.model(token_ids, positions, attend)
+    steps = [[("A", *span)] for span in pairwise((0, *stops))]
+    expect_attention_in_steps(stage, cache, steps, bind, lambda name, position: (slice(None), position))
+    return cache
 
 
 @milestone(
@@ -49,9 +41,8 @@ class Counted(AroundModel):
 )
 def test_what_a_cache_costs(stage):
     """K and V of 100 tokens take 2 * layers * K/V heads * 100 * head_dim * 4 bytes, filled or not."""
-    cache, *_ = make_cache(stage, 100)
-    wanted = 100 * stage.token_bytes
-    expect(cache.nbytes == wanted, f"`nbytes` of a cache for 100 tokens is {cache.nbytes!r}, not {wanted:,}")
+    mine, wanted = make_cache(stage, 100).nbytes, 100 * stage.token_bytes
+    expect(mine == wanted, f"`nbytes` of a cache for 100 tokens is {mine!r}, not {wanted:,}")
 
 
 @milestone(
@@ -61,13 +52,7 @@ def test_what_a_cache_costs(stage):
 )
 def test_a_prompt_in_an_empty_cache(stage):
     """A prompt in an empty cache: its keys and values are stored, and each token sees those up to its own."""
-    cache, q, k, v = make_cache(stage, 9)
-    for layer in (0, 3):
-        mine = cache.attend(layer, q[:5], k[:5], v[:5])
-        for name, pool, new in (("keys", cache.k, k), ("values", cache.v, v)):
-            stored = [torch.equal(pool[layer, :, place], new[place]) for place in range(5)]
-            expect_rows(f"layer {layer}, {name} in their places", stored, [True] * 5, token=range(5))
-        expect_right(mine, q[:5], k[:5], v[:5])
+    cache = expect_kept(stage, 5)
     expect(cache.length == 0, "`attend` must leave `length` alone: all layers of a step begin at the same place")
 
 
@@ -78,17 +63,7 @@ def test_a_prompt_in_an_empty_cache(stage):
 )
 def test_one_token_after_the_others(stage):
     """One token after the others: it is stored at place `length`, and sees everything held and itself."""
-    cache, q, k, v = make_cache(stage, 9)
-    for layer in (0, 3):
-        cache.attend(layer, q[:5], k[:5], v[:5])
-    for place in range(5, 9):
-        cache.length = place
-        for layer in (0, 3):
-            one = slice(place, place + 1)
-            mine = cache.attend(layer, q[one], k[one], v[one])
-            stored = [torch.equal(cache.k[layer, :, i], k[i]) for i in range(place + 1)]
-            expect_rows(f"layer {layer}, keys in their places", stored, [True] * (place + 1), token=range(place + 1))
-            expect_right(mine, q[one], k[: place + 1], v[: place + 1])
+    expect_kept(stage, 5, 6, 7, 8, 9)
 
 
 @milestone(
@@ -101,19 +76,18 @@ def test_one_token_a_step(stage):
 
     The trace calls these phases "prefill" and "decode".
     """
-    for prompt in stage.prompts(2, 12):
-        engine = stage.make_engine()
-        engine.model = counted = Counted(engine.model)
-        request = engine.add(prompt, endless(9))
+    engine, ran = stage.make_engine(), []
+    request = engine.add(*stage.prompts(1, 12), endless(9))
+    with engine.model.embedding.register_forward_pre_hook(lambda _, inputs: ran.append(len(inputs[0]))):
         for _ in range(8):
             engine.step()
-        works = [work for step in engine.trace for work in step.works]
-        picture = timeline(engine.trace, letters(engine.requests))
-        ran, noted = counted.tokens, [work.tokens for work in works]
-        expect(ran == [12] + [1] * 7, f"after a prompt of 12 tokens, one a step: the model ran {ran}", picture)
-        expect(noted == ran, f"`record.work` was told of {noted} tokens, and the model ran {ran}", picture)
-        expect_rows("phases in the trace", [work.phase for work in works], ["prefill"] + ["decode"] * 7)
-        expect_tokens(stage, engine, [request], 8)
+    works = [work for step in engine.trace for work in step.works]
+    picture = timeline(engine.trace, letters(engine.requests))
+    noted = [work.tokens for work in works]
+    expect(ran == [12] + [1] * 7, f"after a prompt of 12 tokens, one a step: the model ran {ran}", picture)
+    expect(noted == ran, f"`record.work` was told of {noted} tokens, and the model ran {ran}", picture)
+    expect_rows("phases in the trace", [work.phase for work in works], ["prefill"] + ["decode"] * 7)
+    expect_tokens(stage, engine, [request], 8)
 
 
 @milestone(
@@ -143,8 +117,8 @@ def test_what_ends_gives_its_cache_back(stage):
 def test_what_the_engine_reports(stage):
     """`stats` gives kv_tokens_used, what the caches hold, and kv_tokens_reserved and kv_bytes_reserved, their size."""
     engine = stage.make_engine()
-    engine.add(stage.prompts(1, 10)[0], endless(30))
-    engine.add(stage.prompts(2, 10)[1], endless(30))
+    for prompt in stage.prompts(2, 10):
+        engine.add(prompt, endless(30))
     for _ in range(3):
         engine.step()
     wanted = {"kv_tokens_used": 10 + 2, "kv_tokens_reserved": 40, "kv_bytes_reserved": 40 * stage.token_bytes}

@@ -1,8 +1,8 @@
 """Milestones of stage 06: pages that have been computed stay in a tree, and requests that begin alike share them."""
 
 from common.learn.milestones import milestone
-from common.learn.milestones.paged import decoding, make_scheduler, owners
-from common.learn.milestones.pictures import page_map, timeline, tree
+from common.learn.milestones.paged import decoding, make_scheduler, owners, owners_by_name
+from common.learn.milestones.pictures import timeline, tree
 from common.learn.milestones.stage_under_test import (
     drain,
     endless,
@@ -21,10 +21,6 @@ def show(tree_of_pages) -> str:
     return tree(tree_of_pages.root.children)
 
 
-def pages_below(node) -> list[int]:
-    return [page for child in node.children.values() for page in (child.page, *pages_below(child))]
-
-
 @milestone(
     "PrefixTree.follow, PrefixTree.insert",
     hint="The end of a path is path[-1], or the root; its children are found by tuple(tokens).",
@@ -37,16 +33,9 @@ def test_a_path_in_the_tree(stage):
     b = cached.insert([a], [3, 4], page=0)
     expect(a is not None and a.parent is cached.root and b.parent is a, "each page hangs under the page before it")
     expect(cached.size == 2 and a.references == b.references == 1, "two pages, each with its first user", show(cached))
-    found = [
-        cached.follow([], [1, 2]),
-        cached.follow([a], [3, 4]),
-        cached.follow([a], [1, 2]),
-        cached.follow([], [3, 4]),
-    ]
-    mine = [node.page if node else None for node in found]
-    expect_rows(
-        "pages found under: root, [1 2], [1 2], root", mine, [5, 0, None, None], tokens=["1 2", "3 4", "1 2", "3 4"]
-    )
+    found = [cached.follow(*one) for one in (([], [1, 2]), ([a], [3, 4]), ([a], [1, 2]), ([], [3, 4]))]
+    mine, tokens = [node.page if node else None for node in found], ["1 2", "3 4", "1 2", "3 4"]
+    expect_rows("pages found under: root, [1 2], [1 2], root", mine, [5, 0, None, None], tokens=tokens)
     expect(a.references == b.references == 2, "`follow` counts one user more", show(cached))
     b.references = 0
     cached.unused[b] = None
@@ -86,8 +75,13 @@ def test_unused_pages_go_in_order(stage):
 )
 def test_free_owned_or_cached(stage):
     """Every page is free, owned by one table, or in the tree, whose unused pages are as good as free ones."""
-    allocator, table = stage.page_table.PageAllocator(6, 2), stage.page_table.PageTable(2)
+    allocator = stage.page_table.PageAllocator(6, 2)
+    table, other, newcomer = (stage.page_table.PageTable(2) for _ in range(3))
     cached = allocator.tree
+
+    def pages():
+        return owners_by_name(allocator, {"A": table, "B": other}) + "\n(T is the tree)\n" + show(cached)
+
     expect(allocator.extend(table, 6) is True and len(table.pages) == 3, "6 tokens in pages of 2 are three pages")
     for tokens, place in (([1, 2], 0), ([3, 4], 1)):
         allocator.adopt(table, cached.insert(table.path, tokens, table.pages[place]))
@@ -98,20 +92,11 @@ def test_free_owned_or_cached(stage):
     what = "`check`, with the pages of a table in another order than those of its path,"
     expect_error(AssertionError, lambda: allocator.check([table]), what)
     table.pages[:2] = table.pages[1::-1]
-
-    def pages():
-        own = {name: one.pages[len(one.path) :] for name, one in (("A", table), ("B", other))}
-        names = own | {"T": pages_below(cached.root)}
-        return page_map(6, names, allocator.free) + "\n(T is the tree)\n" + show(cached)
-
-    other = stage.page_table.PageTable(2)
     allocator.extend(other, 4)
     copy = other.pages[0]
     allocator.adopt(other, cached.follow([], [1, 2]))
     expect(other.pages[0] == table.pages[0], "B must use the cached page in place of its own copy", pages())
     expect(copy in allocator.free, "the copy that B had computed must be free", pages())
-    allocator.check([table, other])
-    newcomer = stage.page_table.PageTable(2)
     allocator.adopt(newcomer, cached.follow([], [1, 2]))
     expect(len(newcomer.pages) == 1, "for a table without a page, `adopt` appends the cached one")
     allocator.release(newcomer)
@@ -121,8 +106,8 @@ def test_free_owned_or_cached(stage):
     what = f"three pages are free, one is cached and unused: 4 available, not {allocator.available}"
     expect(allocator.available == 4, what, pages())
     expect(allocator.extend(table, 8) is True, "4 pages are available, one of them by eviction", pages())
-    allocator.check([table, other])
     expect(allocator.extend(newcomer, 2) is False, "nothing is free or unused: `extend` returns False", pages())
+    allocator.check([table, other])
     allocator.free.append(table.pages[0])
     expect_error(AssertionError, lambda: allocator.check([table, other]), "`check`, with a page both free and owned,")
 
@@ -135,14 +120,12 @@ def test_free_owned_or_cached(stage):
 def test_full_pages_go_into_the_tree(stage):
     """After a step, every full page of computed tokens is in the tree; of two copies, the younger is given up."""
     scheduler = make_scheduler(stage, pages=12, page_size=4)
-    a = decoding(stage, scheduler, "A", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
-    b = decoding(stage, scheduler, "B", [1, 2, 3, 4, 5, 6, 7, 8, 9, 10])
+    a, b = (decoding(stage, scheduler, name, list(range(1, 11))) for name in "AB")
     c = decoding(stage, scheduler, "C", [1, 2, 3, 4, 50, 60, 70, 80], computed=7)
     scheduler.cache_full_pages()
     cached = scheduler.allocator.tree
     expect(cached.size == 2, "A and B share two full pages, and C's first is the same: two nodes", show(cached))
     expect(a.page_table.pages[:2] == b.page_table.pages[:2], "A and B must use the same two pages", owners(scheduler))
-    expect(a.page_table.pages[2] != b.page_table.pages[2], "the third page is not full: each has its own")
     expect(len(c.page_table.path) == 1, "7 tokens of C are computed: one full page, not two", show(cached))
     scheduler.count_computed([stage.scheduler.Chunk(c, 7, [80], completes=True)])
     expect(cached.size == 3 and len(c.page_table.path) == 2, "now C's second page is full", show(cached))

@@ -30,54 +30,48 @@ from common.stages import load_engine
 )
 def test_where_a_request_goes(stage):
     """A prompt goes where it is done first: queue, tokens not cached, requests there. Decode goes where room is."""
-    routing, messages = stage.routing, stage.messages
-
-    def handle(number: int, load: int, available: int = 100):
-        one = routing.Handle(number, "any", messages.Hello("", 0.0, 1, 100, 4, 8, "", ""))
-        one.available = available
-        one.order(messages.Order(f"w{number}", [], [], None, 0, 0), load)
-        return one
-
-    tokens = list(range(20))
+    routing, messages, tokens = stage.routing, stage.messages, list(range(20))
     seen = routing.SeenPages(2, 4)
     for first in range(10):
         seen.add([first, 1, 2, 3])
     found = [seen.longest([9, 1, 2, 3]), seen.longest([9, 1, 5, 5]), seen.longest([0, 1]), seen.tree.size <= 4]
     expect_rows("longest of 9 1 2 3, of 9 1 5 5, of 0 1 (evicted); 4 pages", found, [4, 2, 0, True])
-    a, b, c = handle(0, 6), handle(1, 50), handle(2, 5)
 
-    def goes(wanted, text: list[int], why: str):
-        chosen = routing.choose_for_prompt([a, b, c], text)
-        costs = {f"worker {h.number}": h.load + len(text) - h.seen.longest(text) + len(h.held)
-                 for h in (a, b, c) if h.open}  # fmt: skip
-        said = f"{why}: {chosen and (chosen[0].number, chosen[1])}"
-        expect(chosen == wanted, said, rows({"worker": costs, "cost": costs.values()}))
+    def handle(number: int, load: int, held: int, cached: int = 0, available: int = 100):
+        one = routing.Handle(number, "any", messages.Hello("", 0.0, 1, 100, 4, 8, "", ""))
+        one.available = available
+        one.order(messages.Order("0", [], [], None, 0, 0), load)
+        one.held |= {str(n): 1 for n in range(held)}
+        one.seen.add(tokens[:cached])
+        return one
 
-    goes((c, 20), tokens, "nothing is cached, and worker 2 has the shortest queue")
-    a.seen.add(tokens[:9])
-    goes((a, 12), tokens, "worker 0 has two pages of it: 6 + 12 + 1 < 5 + 20 + 1")
-    a.held |= {str(n): 1 for n in range(7)}
-    goes((c, 20), tokens, "worker 0 holds max_running requests")
-    a.held = {"w0": 1}
-    c.held |= {str(n): 1 for n in range(2)}
-    goes((a, 1), [99], "6 + 1 + 1 < 5 + 1 + 3: each request there takes a token of every step")
-    c.held = {"w2": 1}
-    b.seen.add(tokens)
-    goes((a, 12), tokens, "worker 1 has all of it, and 50 tokens in its queue")
-    c.hello = a.hello = None
-    goes((b, 0), tokens, "workers 2 and 0 are down")
-    expect(routing.choose_for_prompt([], tokens) is None, "without a worker, choose_for_prompt returns None")
-    d, e = handle(0, 0, 30), handle(1, 0, 50)
-    mine = [routing.choose_for_decode([d, e], 10), routing.choose_for_decode([d, e], 400)]
-    expect(mine == [(e, 3), None], f"10 tokens go to worker 1, with 50 free pages, and 400 nowhere: {mine}")
-    e.order(messages.Order("promised", [], [], None, 0, 0), 25)
-    expect(routing.choose_for_decode([d, e], 10) == (d, 3), "25 of the 50 pages are promised: 30 are more than 25")
-    d.held = {str(n): 1 for n in range(6)}
-    mine = [routing.choose_for_decode([d], 96), routing.choose_for_decode([d], 97)]
-    expect(mine == [(d, 24), None], f"30 pages: 24 for 96 tokens, and one more soon for each of 6 requests: {mine}")
-    for one in (d, e):
-        one.held = {str(n): 1 for n in range(8)}
-    expect(routing.choose_for_decode([d, e], 1) is None, "both hold max_running requests: None")
+    def choose_for_prompt(handles: list, count: int):
+        return routing.choose_for_prompt(handles, tokens[:count])
+
+    # tokens; of each worker tokens in its queue, requests there, tokens cached, pages available; None: it is down
+    for_prompts = {
+        "worker 1 has the shorter queue": (20, [(6, 1), (5, 1)], (1, 20)),
+        "worker 0 has two pages of it: 6 + 12 + 1 < 5 + 20 + 1": (20, [(6, 1, 9), (5, 1)], (0, 12)),
+        "worker 0 holds max_running requests": (20, [(6, 8, 9), (5, 1)], (1, 20)),
+        "6 + 1 + 1 < 5 + 1 + 3, since each request takes a token of a step": (1, [(6, 1), (5, 3)], (0, 1)),
+        "worker 0 is down": (20, [None, (50, 1, 20)], (1, 0)),
+        "there is no worker": (20, [], None),
+    }
+    for_decode = {
+        "worker 1 has more pages": (10, [(0, 1, 0, 30), (0, 1, 0, 50)], (1, 3)),
+        "25 of the 50 pages are promised": (10, [(0, 1, 0, 30), (25, 1, 0, 50)], (0, 3)),
+        "24 pages for 96 tokens, and one more soon for each of 6 requests, are 30": (96, [(0, 6, 0, 30)], (0, 24)),
+        "25 pages for 97 tokens, and 6, are more than 30": (97, [(0, 6, 0, 30)], None),
+        "worker 0 holds max_running requests": (1, [(0, 8)], None),
+    }
+    for choose, cases in ((choose_for_prompt, for_prompts), (routing.choose_for_decode, for_decode)):
+        for why, (count, workers, wanted) in cases.items():
+            handles = [handle(i, *one) if one else routing.Handle(i, "any") for i, one in enumerate(workers)]
+            chosen = choose(handles, count)
+            mine = chosen and (chosen[0].number, chosen[1])
+            picture = rows({"worker": range(len(workers)), "queue, requests, cached, pages": workers})
+            said = f"`{choose.__name__}` of {count} tokens chooses worker and cost {mine}, not {wanted}: {why}"
+            expect(mine == wanted, said, picture)
 
 
 @milestone(

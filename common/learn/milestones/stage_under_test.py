@@ -123,23 +123,10 @@ def expect_stats(what: str, engine: BaseEngine, wanted: Mapping[str, float]) -> 
     expect_rows(f"stats, {what}", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])
 
 
-def expect_table(what: str, table: Mapping[str, str | tuple[list, list]]) -> None:
-    """Fail with all rows, yours under those wanted, and the first wrong place of all marked.
-
-    table: for each name yours and wanted, or a heading with a letter for each column.
-    """
-    lines: dict[str, Sequence] = {}
-    wrong = ""
-    for name, row in table.items():
-        if isinstance(row, str):
-            lines[name] = row
-            continue
-        mine, wanted = row
-        lines |= {name: wanted, f"{name}, yours": mine}
-        if not wrong and (place := first_difference(mine, wanted)) is not None:
-            wrong = f"{what}: {name}, place {place} is wrong"
-            lines[""] = [" "] * place + ["^"]
-    expect(not wrong, wrong, rows(lines))
+def expect_tensors(of: Any, requests: str, **wanted: list) -> None:
+    """Fail unless these attributes have these values, of which each belongs to the request with the letter above it."""
+    for name, values in wanted.items():
+        expect_rows(name, getattr(of, name).tolist(), values, request=requests)
 
 
 def expect_attention_in_steps(

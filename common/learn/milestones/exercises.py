@@ -18,6 +18,7 @@ from .pictures import rows, timeline, tree
 from .stage_under_test import (
     STORIES,
     commit,
+    drain,
     endless,
     expect,
     expect_error,
@@ -41,14 +42,13 @@ def requests_take_turns(stage):
     requests = [engine.add(prompt, endless(5)) for prompt in prompts[:3]]
     for _ in range(9):
         engine.step()
-    counts = [len(request.token_ids) for request in requests]
-    picture = timeline(engine.trace, letters([request.request_id for request in requests]))
-    expect(counts == [3, 3, 3], f"after nine steps A, B and C have {counts} tokens, not three each", picture)
-    requests.append(engine.add(prompts[3], endless(1)))
+    requests.append(engine.add(prompts[3], endless(5)))
     for _ in range(4):
         engine.step()
+    counts = [len(request.token_ids) for request in requests]
     picture = timeline(engine.trace, letters([request.request_id for request in requests]))
-    expect(requests[3].finished, "D arrived before step 10, and has no token after step 13", picture)
+    said = f"D arrived before step 10, and after step 13 they have {counts} tokens, not 4 each and D one"
+    expect(counts == [4, 4, 4, 1], said, picture)
 
 
 MIN_PLACES = 64
@@ -317,12 +317,9 @@ def a_worker_is_drained(stage):
     prompts = stage.prompts(8, 20)
     requests = [engine.add(prompt, endless(12)) for prompt in prompts[:4]]
     worker = engine.handles[2]
-    for _ in range(40):
-        if worker.held:
-            break
-        engine.step()
-    expect(worker.held, "after 40 steps decode worker 2 holds nothing")
+    drain(engine, until=lambda: worker.held)
     before = set(worker.held)
+    expect(before, "decode worker 2 has held nothing")
     engine.drain(2)
     requests += [engine.add(prompt, endless(12)) for prompt in prompts[4:]]
     while engine.has_unfinished:

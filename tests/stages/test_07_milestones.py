@@ -20,7 +20,6 @@ from common.learn.milestones.stage_under_test import (
 )
 from common.loader.draft import load_draft_model
 from common.pass_times import Costs, PassTimes
-from common.request import Request
 from common.sampling import SamplingParams, draw, uniform
 from common.stages import load_engine
 
@@ -80,13 +79,8 @@ def test_what_counts_as_computed(stage):
     scheduler, Draft = make_scheduler(stage, pages=20), stage.verification.Draft
     heard, learn = [], scheduler.speculation.learn
     scheduler.speculation.learn = lambda sequence, *each: (heard.append(each), learn(sequence, *each))
-    cases = {  # draft tokens, how many are accepted, tokens of output
-        "none of 3": (3, 0, 1),
-        "1 of 3": (3, 1, 2),
-        "3 of 3": (3, 3, 4),
-        "2 of 2, of which the first ends the request,": (2, 2, 1),
-    }
-    for said, (drafted, accepted, gained) in cases.items():
+    # In the last case the first of two accepted tokens ends the request.
+    for drafted, accepted, gained in ((3, 0, 1), (3, 1, 2), (3, 3, 4), (2, 2, 1)):
         a = decoding(stage, scheduler, "A", [len(heard), 11, 12, 13, 14, 15], draft_computed=6)
         scheduler.allocator.extend(a.page_table, 12)
         run = 6 + drafted  # The draft model has run all but the last of its own tokens.
@@ -95,7 +89,8 @@ def test_what_counts_as_computed(stage):
             a.request.append(50)
         scheduler.count_computed([one])
         mine, wanted = [a.computed, a.draft_computed], [6 + gained, min(run, 6 + gained)]
-        expect_rows(f"tokens computed, {said} accepted", mine, wanted, by=["target", "draft model"])
+        said = f"tokens computed: {accepted} of {drafted} draft tokens are accepted, the output is {gained}"
+        expect_rows(said, mine, wanted, by=["target", "draft model"])
         scheduler.check()
         scheduler.remove(a.request)
     judged = "`learn`: drafted, judged, accepted and in the output"
@@ -254,8 +249,8 @@ def test_rejected_and_still_the_target(stage):
     then, other = torch.tensor([[0.1, 0.1, 0.7, 0.1], [0.05, 0.5, 0.4, 0.05]]).double()
     Draft, requests, drafts = stage.verification.Draft, [], []
     for seed in range(2000):
-        request = Request("A", [1], SamplingParams(temperature=1.0), None, frozenset(), 9)
-        request.seed = seed
+        request = make_request("A", 1)
+        request.params, request.seed = SamplingParams(temperature=1.0), seed
         tokens = [int(draw(one[None], [uniform(seed, i)])[0]) for i, one in enumerate((q, other))]
         drafts.append(Draft(tokens, [q, other]))
         requests.append(request)

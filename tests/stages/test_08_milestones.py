@@ -46,32 +46,24 @@ def test_where_a_request_goes(stage):
         one.seen.add(tokens[:cached])
         return one
 
-    def choose_for_prompt(handles: list, count: int):
-        return routing.choose_for_prompt(handles, tokens[:count])
-
-    # tokens; of each worker tokens in its queue, requests there, tokens cached, pages available; None: it is down
-    for_prompts = {
-        "worker 1 has the shorter queue": (20, [(6, 1), (5, 1)], (1, 20)),
-        "worker 0 has two pages of it: 6 + 12 + 1 < 5 + 20 + 1": (20, [(6, 1, 9), (5, 1)], (0, 12)),
-        "worker 0 holds max_running requests": (20, [(6, 8, 9), (5, 1)], (1, 20)),
-        "6 + 1 + 1 < 5 + 1 + 3, since each request takes a token of a step": (1, [(6, 1), (5, 3)], (0, 1)),
-        "worker 0 is down": (20, [None, (50, 1, 20)], (1, 0)),
+    prompt, decode = routing.choose_for_prompt, routing.choose_for_decode
+    # what chooses, for what; of each worker tokens in its queue, requests there, tokens cached, pages available; wanted
+    cases = {
+        "worker 1 has the shorter queue": (prompt, tokens, [(6, 1), (5, 1)], (1, 20)),
+        "worker 0 has two pages of it: 6 + 12 + 1 < 5 + 20 + 1": (prompt, tokens, [(6, 1, 9), (5, 1)], (0, 12)),
+        "worker 0 holds max_running requests": (prompt, tokens, [(6, 8, 9), (5, 1)], (1, 20)),
+        "6 + 1 + 1 < 5 + 1 + 3, since each request takes a token of a step": (prompt, [9], [(6, 1), (5, 3)], (0, 1)),
+        "worker 1 has more pages": (decode, 10, [(0, 1, 0, 30), (0, 1, 0, 50)], (1, 3)),
+        "25 of the 50 pages are promised": (decode, 10, [(0, 1, 0, 30), (25, 1, 0, 50)], (0, 3)),
+        "24 pages for 96 tokens, and 6 for the requests there, are 30": (decode, 96, [(0, 6, 0, 30)], (0, 24)),
+        "25 pages for 97 tokens, and 6, are more than 30": (decode, 97, [(0, 6, 0, 30)], None),
+        "the only worker holds max_running requests": (decode, 1, [(0, 8)], None),
     }
-    for_decode = {
-        "worker 1 has more pages": (10, [(0, 1, 0, 30), (0, 1, 0, 50)], (1, 3)),
-        "25 of the 50 pages are promised": (10, [(0, 1, 0, 30), (25, 1, 0, 50)], (0, 3)),
-        "24 pages for 96 tokens, and one more soon for each of 6 requests, are 30": (96, [(0, 6, 0, 30)], (0, 24)),
-        "25 pages for 97 tokens, and 6, are more than 30": (97, [(0, 6, 0, 30)], None),
-        "worker 0 holds max_running requests": (1, [(0, 8)], None),
-    }
-    for choose, cases in ((choose_for_prompt, for_prompts), (routing.choose_for_decode, for_decode)):
-        for why, (count, workers, wanted) in cases.items():
-            handles = [handle(i, *one) if one else routing.Handle(i, "any") for i, one in enumerate(workers)]
-            chosen = choose(handles, count)
-            mine = chosen and (chosen[0].number, chosen[1])
-            picture = rows({"worker": range(len(workers)), "queue, requests, cached, pages": workers})
-            said = f"`{choose.__name__}` of {count} tokens chooses worker and cost {mine}, not {wanted}: {why}"
-            expect(mine == wanted, said, picture)
+    for why, (choose, what, workers, wanted) in cases.items():
+        chosen = choose([handle(number, *one) for number, one in enumerate(workers)], what)
+        mine = chosen and (chosen[0].number, chosen[1])
+        picture = rows({"worker": range(len(workers)), "queue, requests, cached, pages": workers})
+        expect(mine == wanted, f"`{choose.__name__}` returns worker and cost {mine}, not {wanted}: {why}", picture)
 
 
 @milestone(

@@ -34,47 +34,46 @@ def expect_kept(stage, *stops: int):
     return cache
 
 
-@milestone(
-    "KVCache.nbytes",
-    hint="The cache has two tensors, and a tensor knows its size: `nbytes`.",
-    second_hint="self.k.nbytes + self.v.nbytes",
-)
+@milestone("KVCache.nbytes")
 def test_what_a_cache_costs(stage):
-    """K and V of 100 tokens take 2 * layers * K/V heads * 100 * head_dim * 4 bytes, filled or not."""
+    """K and V of 100 tokens take 2 * layers * K/V heads * 100 * head_dim * 4 bytes, filled or not.
+
+    Hint: The cache has two tensors, and a tensor knows its size: `nbytes`.
+    Second hint: self.k.nbytes + self.v.nbytes
+    """
     mine, wanted = make_cache(stage, 100).nbytes, 100 * stage.token_bytes
     expect(mine == wanted, f"`nbytes` of a cache for 100 tokens is {mine!r}, not {wanted:,}")
 
 
-@milestone(
-    "KVCache.attend",
-    hint="k is [N, H_kv, D] and the cache [layers, H_kv, capacity, D]: transpose(0, 1), then write from `length` on.",
-    second_hint="F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), on [1, heads, N, D].",
-)
+@milestone("KVCache.attend")
 def test_a_prompt_in_an_empty_cache(stage):
-    """A prompt in an empty cache: its keys and values are stored, and each token sees those up to its own."""
+    """A prompt in an empty cache: its keys and values are stored, and each token sees those up to its own.
+
+    Hint: k is [N, H_kv, D] and the cache [layers, H_kv, capacity, D]: transpose(0, 1), then write from `length` on.
+    Second hint: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), on [1, heads, N, D].
+    """
     cache = expect_kept(stage, 5)
     expect(cache.length == 0, "`attend` must leave `length` alone: all layers of a step begin at the same place")
 
 
-@milestone(
-    "KVCache.attend",
-    hint="One token needs no mask. Read self.k[layer, :, :end], which includes what was just written.",
-    second_hint="is_causal=True with one query and many keys would show it the first key alone.",
-)
+@milestone("KVCache.attend")
 def test_one_token_after_the_others(stage):
-    """One token after the others: it is stored at place `length`, and sees everything held and itself."""
+    """One token after the others: it is stored at place `length`, and sees everything held and itself.
+
+    Hint: One token needs no mask. Read self.k[layer, :, :end], which includes what was just written.
+    Second hint: is_causal=True with one query and many keys would show it the first key alone.
+    """
     expect_kept(stage, 5, 6, 7, 8, 9)
 
 
-@milestone(
-    "Engine.run",
-    hint="Without output (`request.token_ids`) run the whole prompt. With output: run the newest token alone.",
-    second_hint="Positions go on at cache.length, which grows by the tokens of the step once all layers have run.",
-)
+@milestone("Engine.run")
 def test_one_token_a_step(stage):
     """The prompt runs once, then each step runs one token; the tokens are those of stage 01.
 
     The trace calls these phases "prefill" and "decode".
+
+    Hint: Without output (`request.token_ids`) run the whole prompt. With output: run the newest token alone.
+    Second hint: Positions go on at cache.length, which grows by the tokens of the step once all layers have run.
     """
     engine, ran = stage.make_engine(), []
     request = engine.add(*stage.prompts(1, 12), endless(9))
@@ -90,13 +89,13 @@ def test_one_token_a_step(stage):
     expect_tokens(stage, engine, [request], 8)
 
 
-@milestone(
-    "Engine.release",
-    hint="`caches` is a dictionary by request id: take the request's entry out.",
-    second_hint="self.caches.pop(request.request_id, None)",
-)
+@milestone("Engine.release")
 def test_what_ends_gives_its_cache_back(stage):
-    """A request that ends, or is aborted, gives its cache back; to release one that never began is no error."""
+    """A request that ends, or is aborted, gives its cache back; to release one that never began is no error.
+
+    Hint: `caches` is a dictionary by request id: take the request's entry out.
+    Second hint: self.caches.pop(request.request_id, None)
+    """
     engine = stage.make_engine()
     _, second, third = (engine.add(prompt, endless(3)) for prompt in stage.prompts(3, 6))
     for _ in range(3):
@@ -109,13 +108,13 @@ def test_what_ends_gives_its_cache_back(stage):
     expect(not engine.caches, f"the others were aborted, and `caches` still has {list(engine.caches)}")
 
 
-@milestone(
-    "Engine.stats",
-    hint="Sum `length`, `capacity` and `nbytes` over self.caches.values(), and keep what the base class reports.",
-    second_hint='super().stats() | {"kv_tokens_used": ..., "kv_tokens_reserved": ..., "kv_bytes_reserved": ...}',
-)
+@milestone("Engine.stats")
 def test_what_the_engine_reports(stage):
-    """`stats` gives kv_tokens_used, what the caches hold, and kv_tokens_reserved and kv_bytes_reserved, their size."""
+    """`stats` gives kv_tokens_used, what the caches hold, and kv_tokens_reserved and kv_bytes_reserved, their size.
+
+    Hint: Sum `length`, `capacity` and `nbytes` over self.caches.values(), and keep what the base class reports.
+    Second hint: super().stats() | {"kv_tokens_used": ..., "kv_tokens_reserved": ..., "kv_bytes_reserved": ...}
+    """
     engine = stage.make_engine()
     for prompt in stage.prompts(2, 10):
         engine.add(prompt, endless(30))

@@ -56,13 +56,13 @@ def make_thread(stage, max_queue: int = 4):
     return stage.engine_thread.EngineThread(stage.make_engine(), max_queue)
 
 
-@milestone(
-    "Stream.next_piece",
-    hint="request.stable_text_length is how much of request.text is final; remember what was sent, and how many.",
-    second_hint="A request that has finished always has a last piece, with its finish_reason, even without new text.",
-)
+@milestone("Stream.next_piece")
 def test_pieces_of_text_that_are_final(stage):
-    """Each piece is the text that became final since the last piece, with its tokens; None if there is none."""
+    """Each piece is the text that became final since the last piece, with its tokens; None if there is none.
+
+    Hint: request.stable_text_length is how much of request.text is final; remember what was sent, and how many.
+    Second hint: A request that has finished always has a last piece, with its finish_reason, even without new text.
+    """
     tokenizer = stage.loaded.tokenizer
     output = tokenizer(" and the owl said: stop here, please")["input_ids"]
     request = Request("A", tokenizer(STORY)["input_ids"], SamplingParams(stop="stop it"), tokenizer, frozenset(), 50)
@@ -84,13 +84,13 @@ def test_pieces_of_text_that_are_final(stage):
     expect_rows("tokens of all pieces", [sum(counts) + len(last.token_ids)], [len(output)])
 
 
-@milestone(
-    "Stream.__aiter__",
-    hint="An async generator: in a loop, await self._pieces.get() and yield what it returns.",
-    second_hint="The last piece is the one whose finish_reason is not None: yield it, then return.",
-)
+@milestone("Stream.__aiter__")
 def test_a_stream_of_pieces(stage):
-    """`async for piece in stream` gives the pieces in order, waits for each, and ends after the last one."""
+    """`async for piece in stream` gives the pieces in order, waits for each, and ends after the last one.
+
+    Hint: An async generator: in a loop, await self._pieces.get() and yield what it returns.
+    Second hint: The last piece is the one whose finish_reason is not None: yield it, then return.
+    """
 
     async def read():
         stream = make_stream(stage)
@@ -108,12 +108,14 @@ def pieces_in(stream) -> list:
 
 @milestone(
     "EngineThread._deliver, EngineThread._engine_take_commands, EngineThread._engine_add, "
-    "EngineThread._engine_abort, EngineThread._engine_publish",
-    hint="_engine_add fills _by_id and answers through _tell; _engine_publish asks each stream for its next piece.",
-    second_hint="If the engine refuses one of the requests (InvalidInput), abort those before it, and answer with it.",
+    "EngineThread._engine_abort, EngineThread._engine_publish"
 )
 def test_what_the_engine_thread_does(stage):
-    """Commands run between two steps; after a step each request's new piece is put into its own stream."""
+    """Commands run between two steps; after a step each request's new piece is put into its own stream.
+
+    Hint: _engine_add fills _by_id and answers through _tell; _engine_publish asks each stream for its next piece.
+    Second hint: If the engine refuses one of the requests (InvalidInput), abort those before it, and answer with it.
+    """
     thread, ran, answers = make_thread(stage), [], []
     thread._loop = SimpleNamespace(call_soon_threadsafe=lambda function, *arguments: function(*arguments))
     thread._answer = lambda streams, error: answers.append(error)
@@ -158,13 +160,13 @@ async def collect(stream) -> str:
     return "".join([piece.text async for piece in stream])
 
 
-@milestone(
-    "EngineThread.submit, EngineThread.submit_all, EngineThread._engine_run",
-    hint="submit_all: refuse, reserve places in _open, tokenize beside, put one _engine_add, await accepted.",
-    second_hint="_engine_run, while self._running: take commands, publish what engine.step() returns, keep its stats.",
-)
+@milestone("EngineThread.submit, EngineThread.submit_all, EngineThread._engine_run")
 def test_from_the_event_loop_and_back(stage):
-    """What is submitted on the event loop runs on the thread, and comes back as the engine's own text."""
+    """What is submitted on the event loop runs on the thread, and comes back as the engine's own text.
+
+    Hint: submit_all: refuse, reserve places in _open, tokenize beside, put one _engine_add, await accepted.
+    Second hint: _engine_run, while self._running: take commands, publish what engine.step() returns, keep its stats.
+    """
     wanted = [one.text for one in stage.make_engine().generate(STORIES[:3], endless(6))]
 
     async def talk():
@@ -188,13 +190,13 @@ def test_from_the_event_loop_and_back(stage):
     within_time("to answer three requests", talk())
 
 
-@milestone(
-    "EngineThread.abort, EngineThread.close, EngineThread._fail_all",
-    hint="abort and close put commands into the queue, as the engine belongs to its thread; close joins that.",
-    second_hint="_fail_all sets failure and error, and delivers a last piece to every stream in _open.",
-)
+@milestone("EngineThread.abort, EngineThread.close, EngineThread._fail_all")
 def test_every_stream_ends(stage):
-    """abort ends a request; close lets the others finish and ends the thread; a dead engine ends all streams."""
+    """abort ends a request; close lets the others finish and ends the thread; a dead engine ends all streams.
+
+    Hint: abort and close put commands into the queue, as the engine belongs to its thread; close joins that.
+    Second hint: _fail_all sets failure and error, and delivers a last piece to every stream in _open.
+    """
 
     async def end():
         thread = make_thread(stage)
@@ -228,13 +230,13 @@ def test_every_stream_ends(stage):
         within_time("to hear of an engine that fails", fail())
 
 
-@milestone(
-    "events, abort_on_disconnect",
-    hint="The last event is completion_json(stream.request) | event. After [DONE], cancel the watch.",
-    second_hint='abort_on_disconnect receives messages until one has the type "http.disconnect", and aborts.',
-)
+@milestone("events, abort_on_disconnect")
 def test_server_sent_events(stage):
-    """A piece is an event, `data: {json}` and an empty line; then `data: [DONE]`. A client that leaves aborts."""
+    """A piece is an event, `data: {json}` and an empty line; then `data: [DONE]`. A client that leaves aborts.
+
+    Hint: The last event is completion_json(stream.request) | event. After [DONE], cancel the watch.
+    Second hint: abort_on_disconnect receives messages until one has the type "http.disconnect", and aborts.
+    """
 
     async def read():
         [request] = stage.make_engine().generate([STORY], endless(2))
@@ -265,13 +267,13 @@ def test_server_sent_events(stage):
     within_time("to read two events", read())
 
 
-@milestone(
-    "create_app",
-    hint="Parse the body, submit, start the watch; then a StreamingResponse of events, or wait for stream.finished().",
-    second_hint="For each error of ANSWERED, app.add_exception_handler(error, error_response) writes that answer.",
-)
+@milestone("create_app")
 def test_the_application(stage):
-    """POST /generate answers as JSON or streams; errors are 400, 429 and 503 in a sentence; /health counts."""
+    """POST /generate answers as JSON or streams; errors are 400, 429 and 503 in a sentence; /health counts.
+
+    Hint: Parse the body, submit, start the watch; then a StreamingResponse of events, or wait for stream.finished().
+    Second hint: For each error of ANSWERED, app.add_exception_handler(error, error_response) writes that answer.
+    """
 
     async def ask():
         thread = make_thread(stage, max_queue=1)

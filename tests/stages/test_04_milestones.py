@@ -35,13 +35,13 @@ def chunk(stage, slot: int, start: int, count: int, more: int = 0):
     return stage.scheduler.Chunk(sequence, start, tokens, completes=not more)
 
 
-@milestone(
-    "Sequence.remaining, Scheduler._chunk, Scheduler.count_computed",
-    hint="A budget is a price, not a number of tokens: `self.price.most(start, budget)` is how many tokens it buys.",
-    second_hint="`remaining` is request.num_tokens - computed. _chunk takes what it can buy; count_computed counts it.",
-)
+@milestone("Sequence.remaining, Scheduler._chunk, Scheduler.count_computed")
 def test_pieces_of_a_sequence(stage):
-    """A prompt of 10 tokens, a budget of 4 per step, runs as 4, 4 and 2; then each new token runs alone."""
+    """A prompt of 10 tokens, a budget of 4 per step, runs as 4, 4 and 2; then each new token runs alone.
+
+    Hint: A budget is a price, not a number of tokens: `self.price.most(start, budget)` is how many tokens it buys.
+    Second hint: `remaining` is request.num_tokens - computed. _chunk takes what it can buy; count_computed counts it.
+    """
     scheduler, request = make_scheduler(stage), make_request("A", 10)
     sequence = stage.scheduler.Sequence(request, slot=0)
     mine = []
@@ -64,13 +64,13 @@ def test_pieces_of_a_sequence(stage):
     expect(bought == 2, f"a token has a price: where that is 1 and 1 for each one read, 4 buys 2 tokens, not {bought}")
 
 
-@milestone(
-    "Scheduler.add, Scheduler.remove, Scheduler.check, Scheduler._admit",
-    hint="free_slots is a heap: heappop takes the lowest, heappush returns one. `running` is in order of arrival.",
-    second_hint="`remove` gets requests that run and requests that wait; only the former have a slot.",
-)
+@milestone("Scheduler.add, Scheduler.remove, Scheduler.check, Scheduler._admit")
 def test_every_slot_has_one_owner(stage):
-    """The oldest waiting request gets a free slot; a request that ends gives it back for the next one."""
+    """The oldest waiting request gets a free slot; a request that ends gives it back for the next one.
+
+    Hint: free_slots is a heap: heappop takes the lowest, heappush returns one. `running` is in order of arrival.
+    Second hint: `remove` gets requests that run and requests that wait; only the former have a slot.
+    """
     scheduler = make_scheduler(stage)
     requests = {letter: make_request(letter, 5) for letter in "ABCDE"}
     for request in requests.values():
@@ -91,16 +91,15 @@ def test_every_slot_has_one_owner(stage):
     expect_error(AssertionError, scheduler.check, "`check`, with more computed than there is,")
 
 
-@milestone(
-    "Scheduler.schedule",
-    hint="Decodes first, whatever else waits. What is left of the budget goes to prompts in order of arrival.",
-    second_hint="price.left: the budget beside decodes; price(): what a chunk takes. Sort: one token first, then slot.",
-)
+@milestone("Scheduler.schedule")
 def test_a_step_under_a_budget(stage):
     """A token for each that decodes; what `price.left` says buys tokens of prompts begun, then of waiting ones.
 
     There are three slots, and a budget of 8; at the end a token costs one more for each token read. Chunks of one token
     come first, each kind in the order of slots.
+
+    Hint: Decodes first, whatever else waits. What is left of the budget goes to prompts in order of arrival.
+    Second hint: price.left: the budget beside decodes; price(): what a chunk takes. Sort: one token first, then slot.
     """
     scheduler = make_scheduler(stage)
     wanted = [{"A": 3, "B": 5}, {"A": 1, "B": 7}, {"A": 1, "B": 1, "C": 4}, {"A": 1, "B": 1, "C": 1}]
@@ -113,13 +112,13 @@ def test_a_step_under_a_budget(stage):
     expect_steps(scheduler, [{"A": 3, "B": 3}], [{"B": 1, "A": 3}, {"A": 1, "B": 1}])
 
 
-@milestone(
-    "share_calls",
-    hint="Compare each chunk with the last of the group before it: slot + 1, as many tokens, little padding.",
-    second_hint="A shorter one pads itself to the longest of the group; a longer one pads every member of the group.",
-)
+@milestone("share_calls")
 def test_which_requests_share_a_call(stage):
-    """Neighbouring slots with equally many tokens share a call if one more brings no more padding than a call costs."""
+    """Neighbouring slots with equally many tokens share a call if one more brings no more padding than a call costs.
+
+    Hint: Compare each chunk with the last of the group before it: slot + 1, as many tokens, little padding.
+    Second hint: A shorter one pads itself to the longest of the group; a longer one pads every member of the group.
+    """
     cases = {
         "equal lengths": ({0: 100, 1: 120, 2: 90}, "012"),
         "one is long": ({0: 100, 1: 900, 2: 90}, "0 1 2"),
@@ -138,13 +137,13 @@ def test_which_requests_share_a_call(stage):
         expect(mine == wanted, f"{name}: the calls take slots {mine!r}, not {wanted!r}", picture)
 
 
-@milestone(
-    "Batch.__init__, plan_calls",
-    hint="Token i of a chunk is at position start + i, and may look at places up to its own: a mask hides the rest.",
-    second_hint="mask: [B, 1, tokens * groups, longest]: -inf where place > past + i, for each head of a group.",
-)
+@milestone("Batch.__init__, plan_calls")
 def test_one_batch_for_all_requests(stage):
-    """All tokens of the step end to end, with position and slot, and for each call its rows, slots and mask."""
+    """All tokens of the step end to end, with position and slot, and for each call its rows, slots and mask.
+
+    Hint: Token i of a chunk is at position start + i, and may look at places up to its own: a mask hides the rest.
+    Second hint: mask: [B, 1, tokens * groups, longest]: -inf where place > past + i, for each head of a group.
+    """
     chunks = [chunk(stage, 0, 5, 1), chunk(stage, 1, 3, 1), chunk(stage, 3, 0, 4, more=2)]
     batch = stage.batch.Batch(chunks, 2, torch.device("cpu"), torch.float32)
     positions, slots = [5, 3, 0, 1, 2, 3], [0, 1, 3, 3, 3, 3]
@@ -162,13 +161,13 @@ def test_one_batch_for_all_requests(stage):
         expect_rows(f"places that {name} may look at", mine, wanted, place=range(len(mask)))
 
 
-@milestone(
-    "KVCache.bind, BoundCache.__call__, attend_to_slots",
-    hint="keys[slots, :, positions] = k writes all of them at once. Write before you attend.",
-    second_hint="attend_to_slots: the heads that share a K/V head stand beside the tokens, [B, H_kv, n * groups, D].",
-)
+@milestone("KVCache.bind, BoundCache.__call__, attend_to_slots")
 def test_attention_over_slots(stage):
-    """K and V of the step go to their slots; then each token attends to its own request, up to itself."""
+    """K and V of the step go to their slots; then each token attends to its own request, up to itself.
+
+    Hint: keys[slots, :, positions] = k writes all of them at once. Write before you attend.
+    Second hint: attend_to_slots: the heads that share a K/V head stand beside the tokens, [B, H_kv, n * groups, D].
+    """
     config, cache = stage.loaded.config, stage.kv_cache.KVCache(stage.loaded, 4)
 
     def bind(spans):
@@ -180,13 +179,13 @@ def test_attention_over_slots(stage):
     expect_attention_in_steps(stage, cache, steps, bind, lambda name, place: ("ABCD".index(name), slice(None), place))
 
 
-@milestone(
-    "Engine.accept, Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.release",
-    hint="step is schedule, run, commit. run scores batch.logits_rows; commit gives completed chunks their tokens.",
-    second_hint="accept and release go to the scheduler. commit: append_tokens, count_computed, then retire_finished.",
-)
+@milestone("Engine.accept, Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.release")
 def test_many_requests_in_one_step(stage):
-    """Requests join while others decode and leave when they end; each has the tokens it has alone."""
+    """Requests join while others decode and leave when they end; each has the tokens it has alone.
+
+    Hint: step is schedule, run, commit. run scores batch.logits_rows; commit gives completed chunks their tokens.
+    Second hint: accept and release go to the scheduler. commit: append_tokens, count_computed, then retire_finished.
+    """
     prompts = [prompt[: 10 + 7 * i] for i, prompt in enumerate(stage.prompts(6, 50))]
     engine, requests = stage.make_engine(max_running=4, token_budget=24), []
     for prompt, tokens in zip(prompts, (10, 3, 7, 5, 8, 4), strict=True):
@@ -202,14 +201,13 @@ def test_many_requests_in_one_step(stage):
     expect(engine.step() == [], "with nothing to do, `step` returns an empty list")
 
 
-@milestone(
-    "Engine.stats",
-    hint="A running request reserves a slot of self.config.context_length tokens, and uses `computed` of them.",
-    second_hint="kv_bytes_reserved is kv_tokens_reserved times self.config.kv_bytes_per_token(self.dtype).",
-)
+@milestone("Engine.stats")
 def test_what_slots_waste(stage):
     """`stats` says how many are `running` and `waiting`, and of K and V how many tokens are used (`kv_tokens_used`) and
     reserved (`kv_tokens_reserved`, `kv_bytes_reserved`), and how many fit into all slots (`kv_tokens_capacity`).
+
+    Hint: A running request reserves a slot of self.config.context_length tokens, and uses `computed` of them.
+    Second hint: kv_bytes_reserved is kv_tokens_reserved times self.config.kv_bytes_per_token(self.dtype).
     """
     engine = stage.make_engine(max_running=2)
     for prompt in stage.prompts(3, 10):

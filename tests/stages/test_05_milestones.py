@@ -35,13 +35,13 @@ def small_engine(stage, pages: int):
     return stage.make_engine(kv_memory=pages * 16 * stage.token_bytes, attention="torch")
 
 
-@milestone(
-    "PageTable.capacity, PageTable.slot_mapping",
-    hint="`//` picks the entry of the table, `%` the place in the page; the slot is page * page_size + place.",
-    second_hint="pages = [7, 2], four tokens each: token 5 is in entry 1, page 2, at place 1: slot 2 * 4 + 1 = 9.",
-)
+@milestone("PageTable.capacity, PageTable.slot_mapping")
 def test_where_a_token_lies(stage):
-    """Token number p lies in entry p // page_size of the page table, at place p % page_size of that page."""
+    """Token number p lies in entry p // page_size of the page table, at place p % page_size of that page.
+
+    Hint: `//` picks the entry of the table, `%` the place in the page; the slot is page * page_size + place.
+    Second hint: pages = [7, 2], four tokens each: token 5 is in entry 1, page 2, at place 1: slot 2 * 4 + 1 = 9.
+    """
     table = stage.page_table.PageTable(page_size=4)
     table.pages = [7, 2, 9, 4]
     slots = [28, 29, 30, 31, 8, 9, 10, 11, 36, 37, 38, 39, 16, 17, 18, 19]
@@ -54,13 +54,15 @@ def test_where_a_token_lies(stage):
 
 
 @milestone(
-    "PageAllocator.pages_for, PageAllocator.extend, PageAllocator.release, "
-    "PageAllocator.check_fits, PageAllocator.check",
-    hint="Count what the table lacks before you take a page; release returns each page once and empties the table.",
-    second_hint="lacking = pages_for(tokens) - len(table.pages): if more than are free, take none; pages.extend(...).",
+    "PageAllocator.pages_for, PageAllocator.extend, PageAllocator.release, PageAllocator.check_fits, "
+    "PageAllocator.check"
 )
 def test_every_page_has_one_owner(stage):
-    """At any time every page is in the free list or in one page table, and never in both or in two."""
+    """At any time every page is in the free list or in one page table, and never in both or in two.
+
+    Hint: Count what the table lacks before you take a page; release returns each page once and empties the table.
+    Second hint: lacking = pages_for(tokens) - len(table.pages): if more than are free, take none; pages.extend(...).
+    """
     allocator = stage.page_table.PageAllocator(num_pages=12, page_size=4)
     counts = [allocator.pages_for(tokens) for tokens in (1, 4, 5, 8, 9)]
     expect_rows("pages_for", counts, [1, 1, 2, 2, 3], tokens=(1, 4, 5, 8, 9))
@@ -104,13 +106,13 @@ def test_every_page_has_one_owner(stage):
         expect_error(AssertionError, lambda: allocator.check(list(tables.values())), f"`check`, with {what},")
 
 
-@milestone(
-    "Batch.__init__",
-    hint="A chunk's positions begin at chunk.start. Only one that completes its sequence has a row to score: its last.",
-    second_hint="`lengths` counts the past and the tokens of this step: chunk.start + len(chunk.token_ids).",
-)
+@milestone("Batch.__init__")
 def test_one_batch_for_all_requests(stage):
-    """All tokens of the step end to end, with id, position and slot; for each chunk its length and table."""
+    """All tokens of the step end to end, with id, position and slot; for each chunk its length and table.
+
+    Hint: A chunk's positions begin at chunk.start. Only one that completes its sequence has a row to score: its last.
+    Second hint: `lengths` counts the past and the tokens of this step: chunk.start + len(chunk.token_ids).
+    """
     a, c, d = (sequence(stage, *one) for one in (("A", 6, [3, 0]), ("C", 9, [2, 5, 1]), ("D", 7, [7, 4])))
     chunks = [chunk(stage, a, 5, 6), chunk(stage, c, 0, 4), chunk(stage, d, 5, 7)]
     batch = stage.batch.Batch(chunks, torch.device("cpu"))
@@ -124,13 +126,13 @@ def test_one_batch_for_all_requests(stage):
         expect_rows(f"page table of {one.sequence.request.request_id}", table[: len(pages)], pages)
 
 
-@milestone(
-    "KVCache.bind, BoundCache.__call__",
-    hint="Write before you attend: a token sees its own key, and those of the tokens beside it in the step.",
-    second_hint="attention.write(k, v, ..., self.batch.slot_mapping), then attention.attend(q, ..., self.plan).",
-)
+@milestone("KVCache.bind, BoundCache.__call__")
 def test_attention_over_pages(stage):
-    """K and V of the step go to their slots; then each token attends to its own sequence, up to itself."""
+    """K and V of the step go to their slots; then each token attends to its own sequence, up to itself.
+
+    Hint: Write before you attend: a token sees its own key, and those of the tokens beside it in the step.
+    Second hint: attention.write(k, v, ..., self.batch.slot_mapping), then attention.attend(q, ..., self.plan).
+    """
     config, running = stage.loaded.config, {"A": sequence(stage, "A", 7, [6, 1]), "B": sequence(stage, "B", 5, [3, 0])}
     backend, _ = choose_attention("torch", torch.device("cpu"), torch.float32, config.head_dim, 4)
     cache = stage.kv_cache.KVCache(stage.loaded, 8, 4, backend)
@@ -146,13 +148,13 @@ def test_attention_over_pages(stage):
     expect_attention_in_steps(stage, cache, steps, bind, place_of)
 
 
-@milestone(
-    "Scheduler.add, Scheduler.remove, Scheduler._admit, Scheduler._allocate, Engine.max_model_len",
-    hint="`add` checks what a request may grow to, prompt and max_tokens; _allocate counts pages for its num_tokens.",
-    second_hint="num_tokens includes what a preempted request has put out. No room: return None, change nothing.",
-)
+@milestone("Scheduler.add, Scheduler.remove, Scheduler._admit, Scheduler._allocate, Engine.max_model_len")
 def test_admitted_or_refused(stage):
-    """The oldest waiting request is admitted if its pages are free, and one more for each request that runs."""
+    """The oldest waiting request is admitted if its pages are free, and one more for each request that runs.
+
+    Hint: `add` checks what a request may grow to, prompt and max_tokens; _allocate counts pages for its num_tokens.
+    Second hint: num_tokens includes what a preempted request has put out. No room: return None, change nothing.
+    """
     scheduler = make_scheduler(stage, pages=8)
     what = "`add`, prompt 30 + max_tokens 3 = 33 tokens in 8 pages of 4,"
     says = expect_error(InvalidInput, lambda: scheduler.add(make_request("X", 30, 3)), what)
@@ -190,15 +192,15 @@ def test_admitted_or_refused(stage):
         expect(mine == length, f"{pages} pages of 16 and a context of 512: max_model_len is {length}, not {mine}")
 
 
-@milestone(
-    "Scheduler._extend",
-    hint="Has `computed` a place? That is the number of the next token, so the table must hold computed + 1.",
-    second_hint="allocator.extend(sequence.page_table, sequence.computed + 1) takes a page only if one is lacking. "
-    "While it returns False, `_preempt`, until this sequence no longer runs.",
-)
+@milestone("Scheduler._extend")
 def test_a_request_grows(stage):
     """Before a decode step there is a place for token number `computed`: a new page if the last one is full. If none is
-    free, the youngest is preempted, even if it is the one that asks."""
+    free, the youngest is preempted, even if it is the one that asks.
+
+    Hint: Has `computed` a place? That is the number of the next token, so the table must hold computed + 1.
+    Second hint: allocator.extend(sequence.page_table, sequence.computed + 1) takes a page only if one is lacking. While
+    it returns False, `_preempt`, until this sequence no longer runs.
+    """
     scheduler = make_scheduler(stage, pages=8, page_size=16)
     sequence = decoding(stage, scheduler, "A", 14)
     for computed, pages in ((15, 1), (16, 2), (17, 2), (32, 3)):
@@ -221,14 +223,13 @@ def test_a_request_grows(stage):
     expect(running == ["A"] and said is False, f"{what}; `_extend` returned {said}", owners(scheduler))
 
 
-@milestone(
-    "Scheduler._preempt",
-    seconds=5,
-    hint="Release its page table, put its request at the front of `waiting`, and count the preemption.",
-    second_hint="`running.popitem()` is the youngest. It may be the one that asks: then `_extend` returns False.",
-)
+@milestone("Scheduler._preempt", seconds=5)
 def test_the_youngest_gives_way(stage):
-    """With no page free, the youngest request gives back all its pages and goes to the front of the queue."""
+    """With no page free, the youngest request gives back all its pages and goes to the front of the queue.
+
+    Hint: Release its page table, put its request at the front of `waiting`, and count the preemption.
+    Second hint: `running.popitem()` is the youngest. It may be the one that asks: then `_extend` returns False.
+    """
     scheduler = make_scheduler(stage, pages=4, page_size=16)
     decoding(stage, scheduler, "A", 40)
     decoding(stage, scheduler, "B", 14)
@@ -243,15 +244,14 @@ def test_the_youngest_gives_way(stage):
     expect(scheduler.preemptions == 1, f"one preemption, and `preemptions` is {scheduler.preemptions}")
 
 
-@milestone(
-    "Scheduler.schedule, Engine.schedule, Engine.run",
-    seconds=40,
-    hint="Extend all decodes before you build chunks of prompts; a preempted sequence has no chunk in this step.",
-    second_hint="Iterate over list(self.running.values()): `_extend` may change `running` meanwhile.",
-)
+@milestone("Scheduler.schedule, Engine.schedule, Engine.run", seconds=40)
 def test_short_of_pages_and_no_token_changed(stage):
     """In a pool of 8 pages six requests do not all fit: some are preempted, and all end, with the tokens of stage 02.
-    The trace counts preemptions since the start: record.counters["preemptions"]."""
+    The trace counts preemptions since the start: record.counters["preemptions"].
+
+    Hint: Extend all decodes before you build chunks of prompts; a preempted sequence has no chunk in this step.
+    Second hint: Iterate over list(self.running.values()): `_extend` may change `running` meanwhile.
+    """
     scheduler = make_scheduler(stage, pages=32, max_running=2, budget=3)
     check_chunks(scheduler)
     # In step 40, A needs its 11th page, and preempts B in the middle of its prompt.
@@ -269,14 +269,14 @@ def test_short_of_pages_and_no_token_changed(stage):
     expect(mine == ever, f"{what}: it counts since the start")
 
 
-@milestone(
-    "Scheduler.check, Engine.stats",
-    hint="kv_tokens_reserved is the sum of the tables' capacities, kv_tokens_used that of `computed`.",
-    second_hint="`check`: 0 <= computed < num_tokens, and computed <= capacity < num_tokens + page_size.",
-)
+@milestone("Scheduler.check, Engine.stats")
 def test_the_books_balance(stage):
-    """`stats` counts the tokens that have pages, and `preemptions`; less than one page for each request is reserved
-    for no token."""
+    """`stats` counts the tokens that have pages, and `preemptions`; less than one page for each request is reserved for
+    no token.
+
+    Hint: kv_tokens_reserved is the sum of the tables' capacities, kv_tokens_used that of `computed`.
+    Second hint: `check`: 0 <= computed < num_tokens, and computed <= capacity < num_tokens + page_size.
+    """
     engine = small_engine(stage, 64)
     prompts = [stage.prompts(1, 15)[0], *stage.prompts(10, 50)[1:]]  # the first fills its page in the second step
     for letter, prompt in zip("ABCDEFGHIJ", prompts, strict=True):

@@ -21,13 +21,13 @@ def show(tree_of_pages) -> str:
     return tree(tree_of_pages.root.children)
 
 
-@milestone(
-    "PrefixTree.follow, PrefixTree.insert",
-    hint="The end of a path is path[-1], or the root; its children are found by tuple(tokens).",
-    second_hint="A page no request uses leaves `unused` when `follow` finds it. `insert` counts the nodes in `size`.",
-)
+@milestone("PrefixTree.follow, PrefixTree.insert")
 def test_a_path_in_the_tree(stage):
-    """`insert` adds a page at the end of a path, with one user; `follow` finds it, and adds a user."""
+    """`insert` adds a page at the end of a path, with one user; `follow` finds it, and adds a user.
+
+    Hint: The end of a path is path[-1], or the root; its children are found by tuple(tokens).
+    Second hint: A page no request uses leaves `unused` when `follow` finds it. `insert` counts the nodes in `size`.
+    """
     cached = stage.prefix_tree.PrefixTree()
     a = cached.insert([], [1, 2], page=5)
     b = cached.insert([a], [3, 4], page=0)
@@ -42,13 +42,13 @@ def test_a_path_in_the_tree(stage):
     expect(cached.follow([a], [3, 4]) is b and b not in cached.unused, "a page that is used again is not `unused`")
 
 
-@milestone(
-    "PrefixTree.release, PrefixTree.evict",
-    hint="Release from the deepest page up: in `unused`, a page must come before its parent.",
-    second_hint="evict: unused.popitem(last=False) is the least recently used; its parent must forget it too.",
-)
+@milestone("PrefixTree.release, PrefixTree.evict")
 def test_unused_pages_go_in_order(stage):
-    """A page without users stays until memory runs out; then the least recently used leaf goes first."""
+    """A page without users stays until memory runs out; then the least recently used leaf goes first.
+
+    Hint: Release from the deepest page up: in `unused`, a page must come before its parent.
+    Second hint: evict: unused.popitem(last=False) is the least recently used; its parent must forget it too.
+    """
     cached = stage.prefix_tree.PrefixTree()
     a = cached.insert([], [1], 0)
     b, c = cached.insert([a], [2], 1), cached.insert([], [3], 2)
@@ -69,12 +69,14 @@ def test_unused_pages_go_in_order(stage):
 
 
 @milestone(
-    "PageAllocator.extend, PageAllocator.available, PageAllocator.adopt, PageAllocator.release, PageAllocator.check",
-    hint="`extend` evicts when no page is free. `adopt` puts a cached page on the path and frees the table's copy.",
-    second_hint="`release`: pages on the path go back to the tree (tree.release), those behind it to the free list.",
+    "PageAllocator.extend, PageAllocator.available, PageAllocator.adopt, PageAllocator.release, PageAllocator.check"
 )
 def test_free_owned_or_cached(stage):
-    """Every page is free, owned by one table, or in the tree, whose unused pages are as good as free ones."""
+    """Every page is free, owned by one table, or in the tree, whose unused pages are as good as free ones.
+
+    Hint: `extend` evicts when no page is free. `adopt` puts a cached page on the path and frees the table's copy.
+    Second hint: `release`: pages on the path go back to the tree (tree.release), those behind it to the free list.
+    """
     allocator = stage.page_table.PageAllocator(6, 2)
     table, other, newcomer = (stage.page_table.PageTable(2) for _ in range(3))
     cached = allocator.tree
@@ -112,13 +114,13 @@ def test_free_owned_or_cached(stage):
     expect_error(AssertionError, lambda: allocator.check([table, other]), "`check`, with a page both free and owned,")
 
 
-@milestone(
-    "Scheduler.count_computed, Scheduler.cache_full_pages",
-    hint="For each running sequence: while the next page of its path is full of computed tokens, put it into the tree.",
-    second_hint="node = tree.follow(...) or tree.insert(...), then allocator.adopt(table, node).",
-)
+@milestone("Scheduler.count_computed, Scheduler.cache_full_pages")
 def test_full_pages_go_into_the_tree(stage):
-    """After a step, every full page of computed tokens is in the tree; of two copies, the younger is given up."""
+    """After a step, every full page of computed tokens is in the tree; of two copies, the younger is given up.
+
+    Hint: For each running sequence: while the next page of its path is full of computed tokens, put it into the tree.
+    Second hint: node = tree.follow(...) or tree.insert(...), then allocator.adopt(table, node).
+    """
     scheduler = make_scheduler(stage, pages=12, page_size=4)
     a, b = (decoding(stage, scheduler, name, list(range(1, 11))) for name in "AB")
     c = decoding(stage, scheduler, "C", [1, 2, 3, 4, 50, 60, 70, 80], computed=7)
@@ -131,13 +133,13 @@ def test_full_pages_go_into_the_tree(stage):
     scheduler.allocator.check([one.page_table for one in (a, b, c)])
 
 
-@milestone(
-    "Scheduler._allocate, Scheduler._reuse",
-    hint="_reuse follows the tree page by page, while a token remains to be computed behind the page.",
-    second_hint="_allocate: _reuse, then pages for the rest, with one in reserve for each that runs; else release.",
-)
+@milestone("Scheduler._allocate, Scheduler._reuse")
 def test_what_is_cached_is_taken_over(stage):
-    """A new request takes over the cached pages it begins with; one that does not fit holds nothing."""
+    """A new request takes over the cached pages it begins with; one that does not fit holds nothing.
+
+    Hint: _reuse follows the tree page by page, while a token remains to be computed behind the page.
+    Second hint: _allocate: _reuse, then pages for the rest, with one in reserve for each that runs; else release.
+    """
     scheduler, tokens = make_scheduler(stage, pages=12, page_size=4), list(range(20, 32))
     decoding(stage, scheduler, "A", tokens)
     scheduler.cache_full_pages()
@@ -155,13 +157,13 @@ def test_what_is_cached_is_taken_over(stage):
     expect(scheduler.allocator.available == available, "what is refused must hold nothing")
 
 
-@milestone(
-    "Scheduler._admit, Scheduler._preempt",
-    hint="When a request is admitted, its tokens are asked for, and those computed already are hits: cached_tokens.",
-    second_hint="A request that was preempted counts no more: `_preempt` notes it in the request, as `preempted`.",
-)
+@milestone("Scheduler._admit, Scheduler._preempt")
 def test_the_second_follows_the_first(stage):
-    """A prompt takes over what another has computed of it until it is admitted, and each prompt counts once."""
+    """A prompt takes over what another has computed of it until it is admitted, and each prompt counts once.
+
+    Hint: When a request is admitted, its tokens are asked for, and those computed already are hits: cached_tokens.
+    Second hint: A request that was preempted counts no more: `_preempt` notes it in the request, as `preempted`.
+    """
     scheduler, tokens = make_scheduler(stage, pages=60, page_size=4, max_running=2, budget=13), list(range(20, 68))
     requests = [make_request("A", tokens, 9), make_request("B", [*tokens, 1, 2, 3, 4, 5], 9)]
     for request in requests:
@@ -179,14 +181,14 @@ def test_the_second_follows_the_first(stage):
     expect_rows("counts, when B has found its own pages after a preemption", mine, [48 + 53, 36, 0, 36], name=names)
 
 
-@milestone(
-    "Engine.schedule",
-    hint="The scheduler counts `tokens_hit` since the start, as it counts `preemptions`.",
-    second_hint='schedule records `tokens_hit` in the trace: record.counters["tokens_hit"] = self.scheduler.tokens_hit',
-)
+@milestone("Engine.schedule")
 def test_computed_once_and_kept(stage):
     """The second time, a prompt's cached pages are not computed again, nor is an answer in the next turn's prompt;
-    tokens stay the same. record.counters["tokens_hit"] counts found tokens since the start."""
+    tokens stay the same. record.counters["tokens_hit"] counts found tokens since the start.
+
+    Hint: The scheduler counts `tokens_hit` since the start, as it counts `preemptions`.
+    Second hint: schedule records `tokens_hit` in the trace: record.counters["tokens_hit"] = self.scheduler.tokens_hit
+    """
     prompts, engine = stage.prompts(2, 50), stage.make_engine(attention="torch")
     for turn, output in ((1, 1), (2, 16), (3, 1)):  # the first time, a request ends in the step that runs its prompt
         requests = [engine.add(prompt, endless(output)) for prompt in prompts]
@@ -204,13 +206,13 @@ def test_computed_once_and_kept(stage):
             prompts = [request.all_token_ids for request in requests]  # 66 tokens, of which 65 have been run
 
 
-@milestone(
-    "Engine.stats",
-    hint="A page on two paths is in two tables: subtract every table's path, then add the used nodes of the tree once.",
-    second_hint="The used nodes are those of tree.size that are not in `unused`. Used and reserved change by the same.",
-)
+@milestone("Engine.stats")
 def test_shared_pages_count_once(stage):
-    """What several requests share counts once; what is cached and unused counts apart."""
+    """What several requests share counts once; what is cached and unused counts apart.
+
+    Hint: A page on two paths is in two tables: subtract every table's path, then add the used nodes of the tree once.
+    Second hint: The used nodes are those of tree.size that are not in `unused`. Used and reserved change by the same.
+    """
     engine = stage.make_engine(attention="torch")
     engine.generate([stage.prompts(1, 40)[0]], endless(2))
     for _ in range(2):

@@ -24,16 +24,16 @@ from common.sampling import SamplingParams, draw, uniform
 from common.stages import load_engine
 
 
-@milestone(
-    "Chunk.num_tokens, Scheduler.schedule, Scheduler._make_room, Speculation.counts",
-    hint="First a wish: room = min(count, most, max_tokens minus the output minus 1); the drafter may lower it. Then "
-    "room = _make_room(sequence, min(room, most)), which is no longer in the budget, nor in `most`.",
-    second_hint="drafter.prepare(chunks) comes between, if there is a drafter. _make_room: fewer while `extend` finds "
-    "no page.",
-)
+@milestone("Chunk.num_tokens, Scheduler.schedule, Scheduler._make_room, Speculation.counts")
 def test_room_for_draft_tokens(stage):
     """After each decoding request has its token, what is left of budget and pages goes to the draft tokens that the
-    drafter has; half of it, where prompts have begun or may be admitted."""
+    drafter has; half of it, where prompts have begun or may be admitted.
+
+    Hint: First a wish: room = min(count, most, max_tokens minus the output minus 1); the drafter may lower it. Then
+    room = _make_room(sequence, min(room, most)), which is no longer in the budget, nor in `most`.
+    Second hint: drafter.prepare(chunks) comes between, if there is a drafter. _make_room: fewer while `extend` finds no
+    page.
+    """
     speculation = stage.speculation.Speculation(3)
     scheduler = stage.scheduler.Scheduler(4, 9, 9, 4, speculation)  # 9 tokens in a step, 9 pages of 4
     for name, tokens, most in (("A", 6, 40), ("B", 5, 3), ("C", 4, 40), ("D", 6, 40)):
@@ -67,15 +67,15 @@ def test_room_for_draft_tokens(stage):
     expect(one.room == 2, f"2 pages hold 8 tokens, and 6 are there: room is 2, not {one.room}", owners(short))
 
 
-@milestone(
-    "Scheduler.count_computed, Scheduler.cache_full_pages, Scheduler.check, Speculation.learn",
-    hint="computed = min(chunk.start + chunk.num_tokens, num_tokens - 1): the newest token is yet to be run.",
-    second_hint="draft_computed never exceeds computed, nor the beginning of a page given up for a cached copy. Of k "
-    "draft tokens min(k, tokens gained) were judged, and no more than were gained are accepted.",
-)
+@milestone("Scheduler.count_computed, Scheduler.cache_full_pages, Scheduler.check, Speculation.learn")
 def test_what_counts_as_computed(stage):
-    """Accepted draft tokens count as computed; what the draft model computed in a page given up does not. `learn`
-    hears of every chunk, also of one without a draft."""
+    """Accepted draft tokens count as computed; what the draft model computed in a page given up does not. `learn` hears
+    of every chunk, also of one without a draft.
+
+    Hint: computed = min(chunk.start + chunk.num_tokens, num_tokens - 1): the newest token is yet to be run.
+    Second hint: draft_computed never exceeds computed, nor the beginning of a page given up for a cached copy. Of k
+    draft tokens min(k, tokens gained) were judged, and no more than were gained are accepted.
+    """
     scheduler, Draft = make_scheduler(stage, pages=20), stage.verification.Draft
     heard, learn = [], scheduler.speculation.learn
     scheduler.speculation.learn = lambda sequence, *each: (heard.append(each), learn(sequence, *each))
@@ -106,13 +106,13 @@ def test_what_counts_as_computed(stage):
     expect_error(AssertionError, scheduler.check, "`check`, with draft_computed above computed,")
 
 
-@milestone(
-    "Batch.__init__",
-    hint="A chunk has chunk.num_tokens rows: chunk.token_ids + chunk.draft.token_ids.",
-    second_hint="A chunk that completes, with k draft tokens, has k + 1 rows to score: its last k + 1.",
-)
+@milestone("Batch.__init__")
 def test_draft_tokens_in_the_batch(stage):
-    """Draft tokens run behind the newest token like any others, and what follows each of them is scored."""
+    """Draft tokens run behind the newest token like any others, and what follows each of them is scored.
+
+    Hint: A chunk has chunk.num_tokens rows: chunk.token_ids + chunk.draft.token_ids.
+    Second hint: A chunk that completes, with k draft tokens, has k + 1 rows to score: its last k + 1.
+    """
     a, c = sequence(stage, "A", 6, [3, 0]), sequence(stage, "C", 9, [2, 5, 1])
     chunks = [chunk(stage, a, 5, 6, draft=stage.verification.Draft([70, 71])), chunk(stage, c, 0, 4)]
     batch = stage.batch.Batch(chunks, torch.device("cpu"))
@@ -123,14 +123,14 @@ def test_draft_tokens_in_the_batch(stage):
     expect_tensors(batch.paged, "AC", lengths=[8, 4])
 
 
-@milestone(
-    "PromptLookup.prepare, PromptLookup.draft, NgramIndex.find",
-    hint="`ends` maps each run of n tokens to where it ended last; index only what is new, and not the text's own end.",
-    second_hint="prepare: find(what is new); the draft is index.tokens[start : start + room], and room is its length. "
-    "draft: there may be less room by then.",
-)
+@milestone("PromptLookup.prepare, PromptLookup.draft, NgramIndex.find")
 def test_drafts_from_the_text_itself(stage):
-    """What followed the last tokens where they occurred before, the longest run of them first, is the draft."""
+    """What followed the last tokens where they occurred before, the longest run of them first, is the draft.
+
+    Hint: `ends` maps each run of n tokens to where it ended last; index only what is new, and not the text's own end.
+    Second hint: prepare: find(what is new); the draft is index.tokens[start : start + room], and room is its length.
+    draft: there may be less room by then.
+    """
     text = [1, 2, 3, 9, 2, 3, 8, 1, 2, 3]
     index = stage.drafter.NgramIndex(2, 4)
     found = [index.find([token]) for token in text]
@@ -152,15 +152,15 @@ def drafting(stage, tokens: list[int], room: int, pages: list[int]):
     return chunk(stage, running, len(tokens) - 1, len(tokens), room=room)
 
 
-@milestone(
-    "DraftModel.prepare, DraftModel.draft, DraftModel._share_pages, DraftModel._draft_one",
-    hint="prepare: read. draft: draw one token for each that has room, and run those that still have some.",
-    second_hint="prepare: from draft_computed on, at most read_budget tokens in all; drafts need the whole text. "
-    "_share_pages: while the next page of the path is noted, skip it; then note those before it that are not.",
-)
+@milestone("DraftModel.prepare, DraftModel.draft, DraftModel._share_pages, DraftModel._draft_one")
 def test_drafts_of_a_small_model(stage):
     """The draft model reads what it lacks of each text, within its budget, and continues it greedily. A cached page
-    notes whether the draft model has read it, for requests that begin alike."""
+    notes whether the draft model has read it, for requests that begin alike.
+
+    Hint: prepare: read. draft: draw one token for each that has room, and run those that still have some.
+    Second hint: prepare: from draft_computed on, at most read_budget tokens in all; drafts need the whole text.
+    _share_pages: while the next page of the path is noted, skip it; then note those before it that are not.
+    """
     small = load_draft_model("auto", stage.loaded)
     model = stage.drafter.DraftModel(small, 32, 16, "torch", read_budget=64)
 
@@ -210,13 +210,13 @@ def one_hot(tokens: list[int], size: int = 8) -> torch.Tensor:
     return torch.nn.functional.one_hot(torch.tensor(tokens), size).float()
 
 
-@milestone(
-    "compare",
-    hint="Sample the target's token for every row; a request with k draft tokens has k + 1 rows.",
-    second_hint="Count while agreed < k and mine[agreed].token_id == draft.token_ids[agreed]; then mine[:agreed + 1].",
-)
+@milestone("compare")
 def test_kept_as_far_as_the_target_agrees(stage):
-    """Draft tokens are kept up to the first that the target does not say, and one token of its own follows."""
+    """Draft tokens are kept up to the first that the target does not say, and one token of its own follows.
+
+    Hint: Sample the target's token for every row; a request with k draft tokens has k + 1 rows.
+    Second hint: Count while agreed < k and mine[agreed].token_id == draft.token_ids[agreed]; then mine[:agreed + 1].
+    """
     cases = {  # draft, what the target says, what is kept
         "A": ([3, 5, 1], [3, 5, 2, 7], [3, 5, 2]),
         "B": ([], [6], [6]),
@@ -236,14 +236,14 @@ def test_kept_as_far_as_the_target_agrees(stage):
         expect_rows(f"tokens that {name} gains", [one.token_id for one in gained], wanted, **picture)
 
 
-@milestone(
-    "verify, reject",
-    hint="Accept if uniform(seed, position, COIN) * q(x) < p(x). Else draw from the positive part of p - q.",
-    second_hint="verify: drafts with probabilities go to reject, the others to compare; the order stays. Coins are of "
-    "stream COIN, a token in place of a rejected one of RESIDUAL, one behind an accepted draft of the sampler's, 0.",
-)
+@milestone("verify, reject")
 def test_rejected_and_still_the_target(stage):
-    """A draft token is accepted with probability min(1, p/q), else one of p - q is drawn: the output is as p."""
+    """A draft token is accepted with probability min(1, p/q), else one of p - q is drawn: the output is as p.
+
+    Hint: Accept if uniform(seed, position, COIN) * q(x) < p(x). Else draw from the positive part of p - q.
+    Second hint: verify: drafts with probabilities go to reject, the others to compare; the order stays. Coins are of
+    stream COIN, a token in place of a rejected one of RESIDUAL, one behind an accepted draft of the sampler's, 0.
+    """
     # p is more than q at two tokens, so that it shows which random number picks one of them.
     p, q = torch.tensor([0.4, 0.3, 0.2, 0.1]).double(), torch.tensor([0.1, 0.1, 0.5, 0.3]).double()
     then, other = torch.tensor([[0.1, 0.1, 0.7, 0.1], [0.05, 0.5, 0.4, 0.05]]).double()
@@ -274,15 +274,15 @@ def test_rejected_and_still_the_target(stage):
     expect(mine == alone, f"beside a greedy request, one by chance gains {mine}, not {alone} as without it")
 
 
-@milestone(
-    "Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.stats",
-    hint="schedule(drafter), draft, then sort chunks by num_tokens > 1. run: verify(logits, requests, drafts).",
-    second_hint="commit: append the tokens, count_computed, then retire. Only steps in which neither "
-    "model reads a prompt are timed.",
-)
+@milestone("Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.stats")
 def test_more_tokens_in_fewer_steps(stage):
     """With draft tokens the tokens are those of stage 02, in fewer steps; also where pages run short. The counters
-    `drafted` and `accepted` of the step's record say how many draft tokens ran, and were accepted."""
+    `drafted` and `accepted` of the step's record say how many draft tokens ran, and were accepted.
+
+    Hint: schedule(drafter), draft, then sort chunks by num_tokens > 1. run: verify(logits, requests, drafts).
+    Second hint: commit: append the tokens, count_computed, then retire. Only steps in which neither model reads a
+    prompt are timed.
+    """
     prompts = [*stage.prompts(3, 24), stage.loaded.tokenizer("one two three four five one two three four")["input_ids"]]
     small = 8 * 16 * (stage.token_bytes + 1024)  # 8 pages, with the bundled draft model's K and V
     for draft, memory in (("auto", "64M"), ("lookup", "64M"), ("auto", small)):
@@ -311,13 +311,13 @@ def test_more_tokens_in_fewer_steps(stage):
     expect(stats["preemptions"] > 0, "nothing was preempted in a pool of 8 pages")
 
 
-@milestone(
-    "Acceptance.learn, Acceptance.rate, best_counts, AdaptiveSpeculation.counts, AdaptiveSpeculation.learn",
-    hint="(1 + a + ... + a^k) / (T(1 + k) + k t) is the rate of tokens with k draft tokens: take the best k, or 0.",
-    second_hint="learn multiplies what was seen before by `forget`. rate mixes in the average.",
-)
+@milestone("Acceptance.learn, Acceptance.rate, best_counts, AdaptiveSpeculation.counts, AdaptiveSpeculation.learn")
 def test_as_many_as_pay(stage):
-    """Each request gets the number of draft tokens with the most tokens per second, given its acceptance rate."""
+    """Each request gets the number of draft tokens with the most tokens per second, given its acceptance rate.
+
+    Hint: (1 + a + ... + a^k) / (T(1 + k) + k t) is the rate of tokens with k draft tokens: take the best k, or 0.
+    Second hint: learn multiplies what was seen before by `forget`. rate mixes in the average.
+    """
     module = stage.adaptive_speculation
     acceptance = module.Acceptance()
     acceptance.learn(3, 2)

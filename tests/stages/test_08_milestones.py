@@ -24,13 +24,13 @@ from common.learn.milestones.workers import OPTIONS, make_fleet_engine, make_wor
 from common.stages import load_engine
 
 
-@milestone(
-    "SeenPages.longest, SeenPages.add, choose_for_prompt, choose_for_decode",
-    hint="`longest` counts whole pages from the root; `add` follows or inserts each, then releases and evicts.",
-    second_hint="choose_for_decode: of the open ones, those with needed + len(held) <= available - load.",
-)
+@milestone("SeenPages.longest, SeenPages.add, choose_for_prompt, choose_for_decode")
 def test_where_a_request_goes(stage):
-    """A prompt goes where it is done first: queue, tokens not cached, requests there. Decode goes where room is."""
+    """A prompt goes where it is done first: queue, tokens not cached, requests there. Decode goes where room is.
+
+    Hint: `longest` counts whole pages from the root; `add` follows or inserts each, then releases and evicts.
+    Second hint: choose_for_decode: of the open ones, those with needed + len(held) <= available - load.
+    """
     routing, messages, tokens = stage.routing, stage.messages, list(range(20))
     seen = routing.SeenPages(2, 4)
     for first in range(10):
@@ -68,12 +68,14 @@ def test_where_a_request_goes(stage):
 
 @milestone(
     "Scheduler.park, Scheduler.reserve, Scheduler.resume, Scheduler.give_up, Scheduler.release_given_up, "
-    "Scheduler.holding, Scheduler.remove, Scheduler.check",
-    hint="park moves a sequence from `running` to `parked`, resume one from `reserved` to `running`; remove finds all.",
-    second_hint="resume: all but the newest token is computed: num_tokens - 1. Preempted requests come first.",
+    "Scheduler.holding, Scheduler.remove, Scheduler.check"
 )
 def test_parked_and_resumed(stage):
-    """A parked or reserved request holds its pages and does not run; resume lets a reserved one run."""
+    """A parked or reserved request holds its pages and does not run; resume lets a reserved one run.
+
+    Hint: park moves a sequence from `running` to `parked`, resume one from `reserved` to `running`; remove finds all.
+    Second hint: resume: all but the newest token is computed: num_tokens - 1. Preempted requests come first.
+    """
     scheduler = make_scheduler(stage, pages=8, max_running=3)
     a = decoding(stage, scheduler, "A", 10)
     said = scheduler.park(a.request)
@@ -109,26 +111,26 @@ def test_parked_and_resumed(stage):
     expect_error(AssertionError, scheduler.check, "`check`, with too many pages for a parked sequence,")
 
 
-@milestone(
-    "Scheduler.schedule, Scheduler._let_short_prompts_pass",
-    hint="Admit what fits into half of the budget; of all but the first, in order of length, those within it pass.",
-    second_hint="With nothing begun, admit any. If the oldest does not fit behind them: max(2 * taken, budget / 4).",
-)
+@milestone("Scheduler.schedule, Scheduler._let_short_prompts_pass")
 def test_short_prompts_pass(stage):
-    """Prompts that fit into half of the budget pass the oldest, which gets as many tokens as they do."""
+    """Prompts that fit into half of the budget pass the oldest, which gets as many tokens as they do.
+
+    Hint: Admit what fits into half of the budget; of all but the first, in order of length, those within it pass.
+    Second hint: With nothing begun, admit any. If the oldest does not fit behind them: max(2 * taken, budget / 4).
+    """
     scheduler = make_scheduler(stage, pages=200, budget=64)
     wanted = [{"A": 64}, {"B": 10, "C": 20, "A": 30}, {"B": 1, "C": 1, "A": 62}]
     expect_steps(scheduler, [{"A": 300}, {"B": 10, "C": 20, "D": 100}], wanted)
     expect(make_scheduler(stage, pages=8).schedule() == [], "with nothing to do, `schedule` returns an empty list")
 
 
-@milestone(
-    "LocalTransfer.__init__, LocalTransfer.done",
-    hint="pool[pages] = from_pool[offered], for each pool; `offered` begins behind the first `skip`.",
-    second_hint="An offer that was withdrawn is not in source.offers: `done` then raises ConnectionError.",
-)
+@milestone("LocalTransfer.__init__, LocalTransfer.done")
 def test_pages_travel(stage):
-    """The offered pages, without the first `skip`, are copied into the reserved ones, in all pools."""
+    """The offered pages, without the first `skip`, are copied into the reserved ones, in all pools.
+
+    Hint: pool[pages] = from_pool[offered], for each pool; `offered` begins behind the first `skip`.
+    Second hint: An offer that was withdrawn is not in source.offers: `done` then raises ConnectionError.
+    """
     sender, receiver = stage.kv_transport.LocalTransport(), stage.kv_transport.LocalTransport()
     pages = torch.arange(1.0, 7.0)[:, None]  # page 0 holds 1, page 1 holds 2
     sender.register([pages, 10 * pages])
@@ -146,13 +148,13 @@ def test_pages_travel(stage):
     expect_error(ConnectionError, late.done, "`done`, of an offer that was withdrawn,")
 
 
-@milestone(
-    "Worker._start_transfers, Worker._finish_transfers, Worker._drop",
-    hint="While the first that waits finds room: reserve, and receive behind the pages that the own tree has.",
-    second_hint="_finish_transfers: resume, and report.arrived; after a ConnectionError _drop, and report.failed.",
-)
+@milestone("Worker._start_transfers, Worker._finish_transfers, Worker._drop")
 def test_a_decode_worker_fetches(stage):
-    """Pages are reserved, then fetched into; when they are there the request runs. What fails is told."""
+    """Pages are reserved, then fetched into; when they are there the request runs. What fails is told.
+
+    Hint: While the first that waits finds room: reserve, and receive behind the pages that the own tree has.
+    Second hint: _finish_transfers: resume, and report.arrived; after a ConnectionError _drop, and report.failed.
+    """
     there, here = make_worker(stage), make_worker(stage)
     prompt = stage.prompts(1, 40)[0]
     there.engine.pools[0].normal_()
@@ -186,13 +188,13 @@ def test_a_decode_worker_fetches(stage):
     expect(empty, "after `_drop` A holds nothing", owners(here.scheduler))
 
 
-@milestone(
-    "Worker.run, Worker.turn, Worker.read, Worker._take, Worker._step, Worker._hand_over, WorkerEngine.step",
-    hint="read: drops first, then orders it does not hold yet; what can never fit goes to `report.failed`.",
-    second_hint="_step parks. _hand_over: read_ahead, send the computed pages; report.parked has (key, ticket).",
-)
+@milestone("Worker.run, Worker.turn, Worker.read, Worker._take, Worker._step, Worker._hand_over, WorkerEngine.step")
 def test_a_worker_works(stage):
-    """A prefill worker parks a prompt after its first token, then offers its pages; a decode worker goes on."""
+    """A prefill worker parks a prompt after its first token, then offers its pages; a decode worker goes on.
+
+    Hint: read: drops first, then orders it does not hold yet; what can never fit goes to `report.failed`.
+    Second hint: _step parks. _hand_over: read_ahead, send the computed pages; report.parked has (key, ticket).
+    """
     prompt = stage.prompts(1, 40)[0]
     [alone] = load_engine("02")(stage.loaded).generate([prompt], endless(8))
     right = alone.token_ids
@@ -241,14 +243,16 @@ def until_finished(news):
 
 
 @milestone(
-    "Router.accept, Router.step, Router.release, Router._begin, Router._enqueue, Router._oldest, Router._route, "
-    "Router._order, Router._send_mail, Router._listen, Router._take, Router._arrived, Router._gain, Router._gather, "
-    "Router._worker_up, Router._end_what_waits_too_long",
-    hint="queued, prefill, ready, transfer, decode: _route moves flights down, what _take reads moves them up.",
-    second_hint="A gain says its place in the output: append its tokens from len(token_ids) - gain.first on.",
+    "Router.accept, Router.step, Router.release, Router._begin, Router._enqueue, Router._oldest, "
+    "Router._route, Router._order, Router._send_mail, Router._listen, Router._take, Router._arrived, "
+    "Router._gain, Router._gather, Router._worker_up, Router._end_what_waits_too_long"
 )
 def test_the_router_hands_over(stage):
-    """A request goes to a prefill worker, its pages to a decode worker, and its tokens come back, each once."""
+    """A request goes to a prefill worker, its pages to a decode worker, and its tokens come back, each once.
+
+    Hint: queued, prefill, ready, transfer, decode: _route moves flights down, what _take reads moves them up.
+    Second hint: A gain says its place in the output: append its tokens from len(token_ids) - gain.first on.
+    """
     engine = stage.make_engine(prefill=2, decode=1, **OPTIONS)
     prompts = stage.prompts(5, 30)
     requests, seen = [engine.add(prompt, endless(10)) for prompt in prompts], set()
@@ -279,11 +283,13 @@ def test_the_router_hands_over(stage):
 @milestone(
     "Router._worker_lost, Router._lose, Router._begin_again, Router._reconcile, Router._transfer_failed, Router._fail",
     seconds=40,
-    hint="_worker_lost: `_lose` each flight that it held. _lose: parked pages elsewhere: READY; else _begin_again.",
-    second_hint="_reconcile: what should be held (its mail was read) and is not is lost; what should not be, dropped.",
 )
 def test_losses_cost_time_and_no_token(stage):
-    """A worker, a message or a transfer is lost: what it held begins again, and no token is missing or twice."""
+    """A worker, a message or a transfer is lost: what it held begins again, and no token is missing or twice.
+
+    Hint: _worker_lost: `_lose` each flight that it held. _lose: parked pages elsewhere: READY; else _begin_again.
+    Second hint: _reconcile: what should be held (its mail was read) and is not is lost; what should not be, dropped.
+    """
     prompts = stage.prompts(4, 30)
     for lost in ("prefill worker", "decode worker", "mail", "transfer", "report", "nothing, and all is said twice"):
         engine = make_fleet_engine(stage)

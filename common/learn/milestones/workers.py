@@ -1,6 +1,5 @@
 """What the milestones of stage 08 share: workers by hand, and a fleet that loses things."""
 
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -19,13 +18,15 @@ def order(stage: StageUnderTest, key: str, prompt: list[int], output=(), max_tok
     return stage.messages.Order(key, prompt, list(output), endless(max_tokens), 0, max_tokens, **more)
 
 
-def mortal_fleet(stage: StageUnderTest) -> type:
-    """Return a LocalFleet that can lose workers, mail and reports. Each turn ends with a heartbeat."""
+def make_fleet_engine(stage: StageUnderTest, **options) -> Any:
+    """Return the stage's Engine in front of a LocalFleet that can lose workers, mail and reports. Each turn of a worker
+    ends with a heartbeat.
+    """
 
     class MortalFleet(stage.fleet.LocalFleet):
         def __init__(self, makers):
-            # Makers of its own, which do not warm engines up. With these options all roles have the same.
-            super().__init__([partial(stage.engine.WorkerEngine, stage.loaded, **OPTIONS)] * len(makers))
+            # The given makers would warm each engine up. With these options all roles have the same engines.
+            super().__init__([lambda: make_worker(stage).engine] * len(makers))
             self.dead = set()  # workers whose mail is lost: up to the hello of the next process
             self.lose_mail = False  # whether the next mail is lost
             self.unsaid = set()  # workers that lose a report: worker 0 its next with tickets, others with tokens
@@ -55,17 +56,11 @@ def mortal_fleet(stage: StageUnderTest) -> type:
         def die(self, number, returns=True):
             """End a worker, with all that it has not reported. With `returns` an empty one takes its place."""
             self.workers[number].transport.offers.clear()
-            worker = stage.worker.Worker(self.makers[number](), stage.kv_transport.LocalTransport())
-            self.workers[number] = worker
+            self.workers[number] = worker = make_worker(stage)
             self.dead.add(number)
             self.due.append(stage.fleet.Event(number, stage.messages.Lost("killed")))
             if returns:
                 self.due.append(stage.fleet.Event(number, worker.hello()))
 
-    return MortalFleet
-
-
-def make_fleet_engine(stage: StageUnderTest, **options) -> Any:
-    """Return the stage's Engine in front of a mortal fleet."""
-    with mock.patch.object(stage.deployment, "LocalFleet", mortal_fleet(stage)):
+    with mock.patch.object(stage.deployment, "LocalFleet", MortalFleet):
         return stage.make_engine(**OPTIONS, **options)

@@ -82,7 +82,7 @@ def test_free_owned_or_cached(stage):
     cached = allocator.tree
 
     def pages():
-        return owners_by_name(allocator, {"A": table, "B": other}) + "\n(T is the tree)\n" + show(cached)
+        return owners_by_name(allocator, {"A": table, "B": other}) + "\n" + show(cached)
 
     expect(allocator.extend(table, 6) is True and len(table.pages) == 3, "6 tokens in pages of 2 are three pages")
     for tokens, place in (([1, 2], 0), ([3, 4], 1)):

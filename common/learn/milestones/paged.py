@@ -53,10 +53,10 @@ def owners(scheduler: Any) -> str:
 
 def owners_by_name(allocator: Any, tables: Mapping[str, Any]) -> str:
     """Return the page map of an allocator with these page tables. From stage 06 on, T owns the tree's unused pages."""
-    owners = {name: table.pages for name, table in tables.items()}
-    if hasattr(allocator, "tree"):
-        owners["T"] = [node.page for node in allocator.tree.unused]
-    return page_map(allocator.num_pages, owners, allocator.free)
+    owners, tree = {name: table.pages for name, table in tables.items()}, getattr(allocator, "tree", None)
+    if tree:
+        owners["T"] = [node.page for node in tree.unused]
+    return page_map(allocator.num_pages, owners, allocator.free) + "\n(T is in the tree, and unused)" * bool(tree)
 
 
 def check_chunks(scheduler: Any) -> None:

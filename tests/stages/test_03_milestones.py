@@ -127,9 +127,9 @@ def test_what_the_engine_thread_does(stage):
     thread._commands.put(lambda: thread._engine_add(streams, prompts))
     thread._engine_take_commands()
     expect_rows("commands that ran", ran, list("abc"))
-    thread._engine_take_commands()  # returns at once: there is work, and no command
     expect(answers == [None], f"two good requests: `_answer` got {answers}, not [None]")
     expect(all(stream.request for stream in streams), "each stream must know its request")
+    thread._engine_take_commands()  # returns at once: there is work, and no command
     while thread.engine.has_unfinished and not streams[0].request.finished:
         thread._engine_publish(thread.engine.step())
     texts, text = [piece.text for piece in pieces_in(streams[0])], streams[0].request.text

@@ -163,10 +163,9 @@ def test_admitted_or_refused(stage):
     for request in (a, b, c):
         scheduler.add(request)
     for letter, there, needed, reserve in (("A", 8, 3, 0), ("B", 5, 4, 1), ("C", 1, 1, 2)):
-        sequence = scheduler._admit()
-        fits = needed + reserve <= there
-        sum_ = rows({"": ["needed", "reserve", "free"], letter: [needed, reserve, there]}) + "\n\n" + owners(scheduler)
-        expect((sequence is not None) == fits, f"{letter} must {'be admitted' if fits else 'wait'}", sum_)
+        sequence, fits = scheduler._admit(), needed + reserve <= there
+        said = f"{letter} needs {needed} of {there} free pages, with {reserve} in reserve"
+        expect((sequence is not None) == fits, f"{said}: it must {'run' if fits else 'wait'}", owners(scheduler))
         if fits:
             expect(list(scheduler.running)[-1] == letter, f"`running` lacks {letter}: {list(scheduler.running)}")
             expect(len(sequence.page_table.pages) == needed, f"{letter} must get {needed} pages", owners(scheduler))

@@ -160,9 +160,9 @@ def short_prompts_pass(stage):
     Second hint: Of all but the oldest, shortest first, take what half of the budget buys; the others stay in order.
     """
     scheduler = stage.scheduler.Scheduler(4, 64)
-    first = [{"A": 64}, {"B": 10, "C": 20, "A": 34}]
+    first = [{"A": 64}, {"A": 34, "B": 10, "C": 20}]
     later = [*[{"B": 1, "C": 1, "A": 62}] * 3, {"B": 1, "C": 1, "A": 16, "D": 46}]
-    expect_steps(scheduler, [{"A": 300}, {"B": 10, "C": 20, "D": 100}], first + later, in_order=False)
+    expect_steps(scheduler, [{"A": 300}, {"B": 10, "C": 20, "D": 100}], first + later)
     scheduler.check()
 
 

@@ -10,6 +10,4 @@ from tests.helpers.serving_stage_03 import apart  # noqa: F401 (a fixture)
 @pytest.fixture
 def stage(request) -> StageUnderTest:
     """The stage whose number is in the file's name; with COURSE_STAGE, the learner's."""
-    # A milestone of stage 03 lets an engine's thread fail on purpose, and pytest would warn of it.
-    request.applymarker(pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning"))
     return StageUnderTest(stage_folder(request.path.name.split("_")[1]))

@@ -1,14 +1,15 @@
 """Milestones of stage 02: keys and values are kept, the prompt runs once, and then one token a step."""
 
+from itertools import pairwise
+
 import torch
 
-from common.engine import AroundModel
 from common.learn.milestones import milestone
 from common.learn.milestones.pictures import timeline
 from common.learn.milestones.stage_under_test import (
     endless,
     expect,
-    expect_attention,
+    expect_attention_in_steps,
     expect_rows,
     expect_stats,
     expect_tokens,
@@ -16,113 +17,85 @@ from common.learn.milestones.stage_under_test import (
 )
 
 
-def expect_right(mine, q, k, v) -> None:
-    """q are the newest tokens of the sequence whose keys and values are k and v."""
-    past = len(k) - len(q)
-    pasts = [(k[: past + i + 1], v[: past + i + 1]) for i in range(len(q))]
-    expect_attention(mine, q, pasts, [f"token {past + i}" for i in range(len(q))])
-
-
 def make_cache(stage, capacity: int):
-    config = stage.loaded.config
-    cache = stage.kv_cache.KVCache(config, capacity, torch.device("cpu"), torch.float32)
-    torch.manual_seed(0)
-    q = torch.randn(capacity, config.num_heads, config.head_dim)
-    return cache, q, *torch.randn(2, capacity, config.num_kv_heads, config.head_dim)
+    return stage.kv_cache.KVCache(stage.loaded.config, capacity, torch.device("cpu"), torch.float32)
 
 
-class Counted(AroundModel):
-    """It notes how many tokens it runs."""
+def expect_kept(stage, *stops: int):
+    """Run a sequence in steps, each up to the next of these tokens; return its cache."""
+    cache = make_cache(stage, 9)
 
-    def __init__(self, model):
-        self.model, self.tokens = model, []
+    def bind(spans):
+        [(_, cache.length, _)] = spans
+        return cache.attend
 
-    def __call__(self, token_ids, positions, attend):
-        self.tokens.append(len(token_ids))
-        return self.model(token_ids, positions, attend)
+    steps = [[("A", *span)] for span in pairwise((0, *stops))]
+    expect_attention_in_steps(stage, cache, steps, bind, lambda name, position: (slice(None), position))
+    return cache
 
 
-@milestone(
-    "KVCache.nbytes",
-    hint="The cache has two tensors, and a tensor knows its size: `nbytes`.",
-    second_hint="self.k.nbytes + self.v.nbytes",
-)
+@milestone("KVCache.nbytes")
 def test_what_a_cache_costs(stage):
-    """K and V of 100 tokens take 2 * layers * K/V heads * 100 * head_dim * 4 bytes, filled or not."""
-    cache, *_ = make_cache(stage, 100)
-    wanted = 100 * stage.token_bytes
-    expect(cache.nbytes == wanted, f"`nbytes` of a cache for 100 tokens is {cache.nbytes!r}, not {wanted:,}")
+    """K and V of 100 tokens take 2 * layers * K/V heads * 100 * head_dim * 4 bytes, filled or not.
+
+    Hint: The cache has two tensors, and a tensor knows its size: `nbytes`.
+    Second hint: self.k.nbytes + self.v.nbytes
+    """
+    mine, wanted = make_cache(stage, 100).nbytes, 100 * stage.token_bytes
+    expect(mine == wanted, f"`nbytes` of a cache for 100 tokens is {mine!r}, not {wanted:,}")
 
 
-@milestone(
-    "KVCache.attend",
-    hint="k is [N, H_kv, D] and the cache [layers, H_kv, capacity, D]: transpose(0, 1), then write from `length` on.",
-    second_hint="F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), on [1, heads, N, D].",
-)
+@milestone("KVCache.attend")
 def test_a_prompt_in_an_empty_cache(stage):
-    """A prompt in an empty cache: its keys and values are stored, and each token sees those up to its own."""
-    cache, q, k, v = make_cache(stage, 9)
-    for layer in (0, 3):
-        mine = cache.attend(layer, q[:5], k[:5], v[:5])
-        for name, pool, new in (("keys", cache.k, k), ("values", cache.v, v)):
-            stored = [torch.equal(pool[layer, :, place], new[place]) for place in range(5)]
-            expect_rows(f"layer {layer}, {name} in their places", stored, [True] * 5, token=range(5))
-        expect_right(mine, q[:5], k[:5], v[:5])
+    """A prompt in an empty cache: its keys and values are stored, and each token sees those up to its own.
+
+    Hint: k is [N, H_kv, D] and the cache [layers, H_kv, capacity, D]: transpose(0, 1), then write from `length` on.
+    Second hint: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), on [1, heads, N, D].
+    """
+    cache = expect_kept(stage, 5)
     expect(cache.length == 0, "`attend` must leave `length` alone: all layers of a step begin at the same place")
 
 
-@milestone(
-    "KVCache.attend",
-    hint="One token needs no mask. Read self.k[layer, :, :end], which includes what was just written.",
-    second_hint="is_causal=True with one query and many keys would show it the first key alone.",
-)
+@milestone("KVCache.attend")
 def test_one_token_after_the_others(stage):
-    """One token after the others: it is stored at place `length`, and sees everything held and itself."""
-    cache, q, k, v = make_cache(stage, 9)
-    for layer in (0, 3):
-        cache.attend(layer, q[:5], k[:5], v[:5])
-    for place in range(5, 9):
-        cache.length = place
-        for layer in (0, 3):
-            one = slice(place, place + 1)
-            mine = cache.attend(layer, q[one], k[one], v[one])
-            stored = [torch.equal(cache.k[layer, :, i], k[i]) for i in range(place + 1)]
-            expect_rows(f"layer {layer}, keys in their places", stored, [True] * (place + 1), token=range(place + 1))
-            expect_right(mine, q[one], k[: place + 1], v[: place + 1])
+    """One token after the others: it is stored at place `length`, and sees everything held and itself.
+
+    Hint: One token needs no mask. Read self.k[layer, :, :end], which includes what was just written.
+    Second hint: is_causal=True with one query and many keys would show it the first key alone.
+    """
+    expect_kept(stage, 5, 6, 7, 8, 9)
 
 
-@milestone(
-    "Engine.run",
-    hint="Without output (`request.token_ids`) run the whole prompt. With output: run the newest token alone.",
-    second_hint="Positions go on at cache.length, which grows by the tokens of the step once all layers have run.",
-)
+@milestone("Engine.run")
 def test_one_token_a_step(stage):
     """The prompt runs once, then each step runs one token; the tokens are those of stage 01.
 
     The trace calls these phases "prefill" and "decode".
+
+    Hint: Without output (`request.token_ids`) run the whole prompt. With output: run the newest token alone.
+    Second hint: Positions go on at cache.length, which grows by the tokens of the step once all layers have run.
     """
-    for prompt in stage.prompts(2, 12):
-        engine = stage.make_engine()
-        engine.model = counted = Counted(engine.model)
-        request = engine.add(prompt, endless(9))
+    engine, ran = stage.make_engine(), []
+    request = engine.add(*stage.prompts(1, 12), endless(9))
+    with engine.model.embedding.register_forward_pre_hook(lambda _, inputs: ran.append(len(inputs[0]))):
         for _ in range(8):
             engine.step()
-        works = [work for step in engine.trace for work in step.works]
-        picture = timeline(engine.trace, letters(engine.requests))
-        ran, noted = counted.tokens, [work.tokens for work in works]
-        expect(ran == [12] + [1] * 7, f"after a prompt of 12 tokens, one a step: the model ran {ran}", picture)
-        expect(noted == ran, f"`record.work` was told of {noted} tokens, and the model ran {ran}", picture)
-        expect_rows("phases in the trace", [work.phase for work in works], ["prefill"] + ["decode"] * 7)
-        expect_tokens(stage, engine, [request], 8)
+    works = [work for step in engine.trace for work in step.works]
+    picture = timeline(engine.trace, letters(engine.requests))
+    noted = [work.tokens for work in works]
+    expect(ran == [12] + [1] * 7, f"after a prompt of 12 tokens, one a step: the model ran {ran}", picture)
+    expect(noted == ran, f"`record.work` was told of {noted} tokens, and the model ran {ran}", picture)
+    expect_rows("phases in the trace", [work.phase for work in works], ["prefill"] + ["decode"] * 7)
+    expect_tokens(stage, engine, [request], 8)
 
 
-@milestone(
-    "Engine.release",
-    hint="`caches` is a dictionary by request id: take the request's entry out.",
-    second_hint="self.caches.pop(request.request_id, None)",
-)
+@milestone("Engine.release")
 def test_what_ends_gives_its_cache_back(stage):
-    """A request that ends, or is aborted, gives its cache back; to release one that never began is no error."""
+    """A request that ends, or is aborted, gives its cache back; to release one that never began is no error.
+
+    Hint: `caches` is a dictionary by request id: take the request's entry out.
+    Second hint: self.caches.pop(request.request_id, None)
+    """
     engine = stage.make_engine()
     _, second, third = (engine.add(prompt, endless(3)) for prompt in stage.prompts(3, 6))
     for _ in range(3):
@@ -135,16 +108,16 @@ def test_what_ends_gives_its_cache_back(stage):
     expect(not engine.caches, f"the others were aborted, and `caches` still has {list(engine.caches)}")
 
 
-@milestone(
-    "Engine.stats",
-    hint="Sum `length`, `capacity` and `nbytes` over self.caches.values(), and keep what the base class reports.",
-    second_hint='super().stats() | {"kv_tokens_used": ..., "kv_tokens_reserved": ..., "kv_bytes_reserved": ...}',
-)
+@milestone("Engine.stats")
 def test_what_the_engine_reports(stage):
-    """`stats` gives kv_tokens_used, what the caches hold, and kv_tokens_reserved and kv_bytes_reserved, their size."""
+    """`stats` gives kv_tokens_used, what the caches hold, and kv_tokens_reserved and kv_bytes_reserved, their size.
+
+    Hint: Sum `length`, `capacity` and `nbytes` over self.caches.values(), and keep what the base class reports.
+    Second hint: super().stats() | {"kv_tokens_used": ..., "kv_tokens_reserved": ..., "kv_bytes_reserved": ...}
+    """
     engine = stage.make_engine()
-    engine.add(stage.prompts(1, 10)[0], endless(30))
-    engine.add(stage.prompts(2, 10)[1], endless(30))
+    for prompt in stage.prompts(2, 10):
+        engine.add(prompt, endless(30))
     for _ in range(3):
         engine.step()
     wanted = {"kv_tokens_used": 10 + 2, "kv_tokens_reserved": 40, "kv_bytes_reserved": 40 * stage.token_bytes}

@@ -14,6 +14,7 @@ from common.learn.milestones.stage_under_test import (
     expect_rows,
     expect_stats,
     expect_steps,
+    expect_tensors,
     expect_tokens,
     letters,
     make_request,
@@ -33,13 +34,13 @@ def chunk(stage, slot: int, start: int, count: int, more: int = 0):
     return stage.scheduler.Chunk(sequence, start, tokens, completes=not more)
 
 
-@milestone(
-    "Sequence.remaining, Scheduler._chunk, Scheduler.count_computed",
-    hint="`remaining` is request.num_tokens - computed. A chunk ends after `most` tokens, or where the request does.",
-    second_hint="_chunk changes nothing; count_computed sets `computed` of each chunk to its start and its length.",
-)
+@milestone("Sequence.remaining, Scheduler._chunk, Scheduler.count_computed")
 def test_pieces_of_a_sequence(stage):
-    """A prompt of 10 tokens, a budget of 4 per step, runs as 4, 4 and 2; then each new token runs alone."""
+    """A prompt of 10 tokens, a budget of 4 per step, runs as 4, 4 and 2; then each new token runs alone.
+
+    Hint: `remaining` is request.num_tokens - computed. A chunk ends after `most` tokens, or where the request does.
+    Second hint: _chunk changes nothing; count_computed sets `computed` of each chunk to its start and its length.
+    """
     scheduler, request = make_scheduler(stage), make_request("A", 10)
     sequence = stage.scheduler.Sequence(request, slot=0)
     mine = []
@@ -59,20 +60,19 @@ def test_pieces_of_a_sequence(stage):
         expect_rows(name, [one[place] for one in mine], [one[place] for one in wanted], chunk=range(1, 6))
 
 
-@milestone(
-    "Scheduler.add, Scheduler.remove, Scheduler.check, Scheduler._admit",
-    hint="free_slots is a heap: heappop takes the lowest, heappush returns one. `running` is in order of arrival.",
-    second_hint="`remove` gets requests that run and requests that wait; only the former have a slot.",
-)
+@milestone("Scheduler.add, Scheduler.remove, Scheduler.check, Scheduler._admit")
 def test_every_slot_has_one_owner(stage):
-    """The oldest waiting request gets a free slot; a request that ends gives it back for the next one."""
+    """The oldest waiting request gets a free slot; a request that ends gives it back for the next one.
+
+    Hint: free_slots is a heap: heappop takes the lowest, heappush returns one. `running` is in order of arrival.
+    Second hint: `remove` gets requests that run and requests that wait; only the former have a slot.
+    """
     scheduler = make_scheduler(stage)
     requests = {letter: make_request(letter, 5) for letter in "ABCDE"}
     for request in requests.values():
         scheduler.add(request)
     admitted = [scheduler._admit() for _ in range(4)]
     expect_rows("slots of A, B, C and D", [one and one.slot for one in admitted], [0, 1, 2, None], request="ABCD")
-    expect(list(scheduler.running) == ["A", "B", "C"], f"`running` is {list(scheduler.running)}, not A, B, C")
     scheduler.remove(requests["D"])
     scheduler.remove(requests["B"])
     waiting = [request.request_id for request in scheduler.waiting]
@@ -87,15 +87,14 @@ def test_every_slot_has_one_owner(stage):
     expect_error(AssertionError, scheduler.check, "`check`, with more computed than there is,")
 
 
-@milestone(
-    "Scheduler.schedule",
-    hint="Decodes first, whatever else waits. What is left of the budget goes to prompts in order of arrival.",
-    second_hint="Subtract each chunk's tokens from the budget until none is left. Sort: one token first, then slot.",
-)
+@milestone("Scheduler.schedule")
 def test_a_step_under_a_budget(stage):
     """A token for each that decodes; the rest of the budget is for prompts that have begun, then for waiting ones.
 
     There are three slots, and a budget of 8. Chunks of one token come first, each kind in the order of slots.
+
+    Hint: Decodes first, whatever else waits. What is left of the budget goes to prompts in order of arrival.
+    Second hint: Subtract each chunk's tokens from the budget until none is left. Sort: one token first, then slot.
     """
     scheduler = make_scheduler(stage)
     wanted = [{"A": 3, "B": 5}, {"A": 1, "B": 7}, {"A": 1, "B": 1, "C": 4}, {"A": 1, "B": 1, "C": 1}]
@@ -106,13 +105,13 @@ def test_a_step_under_a_budget(stage):
     expect(scheduler.schedule() == [], "with nothing to do, `schedule` returns an empty list")
 
 
-@milestone(
-    "share_calls",
-    hint="Compare each chunk with the last of the group before it: slot + 1, as many tokens, little padding.",
-    second_hint="A shorter one pads itself to the longest of the group; a longer one pads every member of the group.",
-)
+@milestone("share_calls")
 def test_which_requests_share_a_call(stage):
-    """Neighbouring slots with equally many tokens share a call if one more brings no more padding than a call costs."""
+    """Neighbouring slots with equally many tokens share a call if one more brings no more padding than a call costs.
+
+    Hint: Compare each chunk with the last of the group before it: slot + 1, as many tokens, little padding.
+    Second hint: A shorter one pads itself to the longest of the group; a longer one pads every member of the group.
+    """
     cases = {
         "equal lengths": ({0: 100, 1: 120, 2: 90}, "012"),
         "one is long": ({0: 100, 1: 900, 2: 90}, "0 1 2"),
@@ -131,39 +130,36 @@ def test_which_requests_share_a_call(stage):
         expect(mine == wanted, f"{name}: the calls take slots {mine!r}, not {wanted!r}", picture)
 
 
-@milestone(
-    "Batch.__init__, plan_calls",
-    hint="Token i of a chunk is at position start + i, and may look at places up to its own: a mask hides the rest.",
-    second_hint="mask: [B, 1, tokens * groups, longest]: -inf where place > past + i, for each head of a group.",
-)
+@milestone("Batch.__init__, plan_calls")
 def test_one_batch_for_all_requests(stage):
-    """All tokens of the step end to end, with position and slot, and for each call its rows, slots and mask."""
+    """All tokens of the step end to end, with position and slot, and for each call its rows, slots and mask.
+
+    Hint: Token i of a chunk is at position start + i, and may look at places up to its own: a mask hides the rest.
+    Second hint: mask: [B, 1, tokens * groups, longest]: -inf where place > past + i, for each head of a group.
+    """
     chunks = [chunk(stage, 0, 5, 1), chunk(stage, 1, 3, 1), chunk(stage, 3, 0, 4, more=2)]
     batch = stage.batch.Batch(chunks, 2, torch.device("cpu"), torch.float32)
-    above = {"request": "ABDDDD"}
-    expect_rows("token_ids", batch.token_ids.tolist(), [15, 13, 10, 11, 12, 13], **above)
-    expect_rows("positions", batch.positions.tolist(), [5, 3, 0, 1, 2, 3], **above)
-    expect_rows("slots", batch.slots.tolist(), [0, 1, 3, 3, 3, 3], **above)
-    expect_rows("logits_rows (A and B complete, D does not)", batch.logits_rows.tolist(), [0, 1])
+    positions, slots = [5, 3, 0, 1, 2, 3], [0, 1, 3, 3, 3, 3]
+    expect_tensors(batch, "ABDDDD", token_ids=[15, 13, 10, 11, 12, 13], positions=positions, slots=slots)
+    expect_tensors(batch, "AB", logits_rows=[0, 1])  # D does not complete its prompt.
     calls = stage.slot_attention.plan_calls(chunks, 2, torch.device("cpu"), torch.float32)
     spans = [(call.rows.start, call.rows.stop, call.slots.start, call.slots.stop, call.longest) for call in calls]
     expect_rows("calls: rows from, to, slots from, to, longest", spans, [(0, 2, 0, 2, 6), (2, 6, 3, 4, 4)])
     shape = list(calls[1].mask.shape)
     expect(shape == [1, 1, 8, 4], f"4 tokens and groups of 2 heads: the mask is {shape}, not [1, 1, 8, 4]")
-    masks = [row for call in calls for row in call.mask[:, 0, ::2].flatten(0, 1).tolist()]
-    names = ["A", "B", *(f"token {i} of D" for i in range(4))]
-    for name, mask, sees in zip(names, masks, (6, 4, 1, 2, 3, 4), strict=True):
-        mine, wanted = [int(place == 0) for place in mask], [1] * sees + [0] * (len(mask) - sees)
-        expect_rows(f"places that {name} may look at", mine, wanted, place=range(len(mask)))
+    visible = [row == 0 for call in calls for row in call.mask[:, 0, ::2].flatten(0, 1)]
+    mine = ["".join(str(int(place)) for place in row) for row in visible]
+    wanted = ["111111", "111100", "1000", "1100", "1110", "1111"]
+    expect_rows("places that a token may look at are 1", mine, wanted, token=["A", "B", "D0", "D1", "D2", "D3"])
 
 
-@milestone(
-    "KVCache.bind, BoundCache.__call__, attend_to_slots",
-    hint="keys[slots, :, positions] = k writes all of them at once. Write before you attend.",
-    second_hint="attend_to_slots: the heads that share a K/V head stand beside the tokens, [B, H_kv, n * groups, D].",
-)
+@milestone("KVCache.bind, BoundCache.__call__, attend_to_slots")
 def test_attention_over_slots(stage):
-    """K and V of the step go to their slots; then each token attends to its own request, up to itself."""
+    """K and V of the step go to their slots; then each token attends to its own request, up to itself.
+
+    Hint: keys[slots, :, positions] = k writes all of them at once. Write before you attend.
+    Second hint: attend_to_slots: the heads that share a K/V head stand beside the tokens, [B, H_kv, n * groups, D].
+    """
     config, cache = stage.loaded.config, stage.kv_cache.KVCache(stage.loaded, 4)
 
     def bind(spans):
@@ -172,54 +168,44 @@ def test_attention_over_slots(stage):
         return cache.bind(stage.batch.Batch(chunks, groups, torch.device("cpu"), torch.float32))
 
     steps = (("A", 0, 6), ("B", 0, 3), ("D", 0, 4)), (("A", 6, 7), ("B", 3, 4), ("D", 4, 6))
-    expect_attention_in_steps(stage, steps, bind, lambda name, position: cache.k[3, "ABCD".index(name), :, position])
-    expect(not cache.k[[0, 7]].any(), "layers that were not run have keys: `layer` picks the pool")
+    expect_attention_in_steps(stage, cache, steps, bind, lambda name, place: ("ABCD".index(name), slice(None), place))
 
 
-@milestone(
-    "Engine.accept, Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.release",
-    hint="step is schedule, run, commit. run scores batch.logits_rows; commit gives completed chunks their tokens.",
-    second_hint="accept and release go to the scheduler. commit: append_tokens, count_computed, then retire_finished.",
-)
+@milestone("Engine.accept, Engine.step, Engine.schedule, Engine.run, Engine.commit, Engine.release")
 def test_many_requests_in_one_step(stage):
-    """Requests join while others decode and leave when they end; each has the tokens it has alone."""
+    """Requests join while others decode and leave when they end; each has the tokens it has alone.
+
+    Hint: step is schedule, run, commit. run scores batch.logits_rows; commit gives completed chunks their tokens.
+    Second hint: accept and release go to the scheduler. commit: append_tokens, count_computed, then retire_finished.
+    """
     prompts = [prompt[: 10 + 7 * i] for i, prompt in enumerate(stage.prompts(6, 50))]
     engine, requests = stage.make_engine(max_running=4, token_budget=24), []
-    for prompt, tokens in zip(prompts, (20, 4, 12, 9, 15, 6), strict=True):
+    for prompt, tokens in zip(prompts, (10, 3, 7, 5, 8, 4), strict=True):
         requests.append(engine.add(prompt, endless(tokens)))
-        changed = engine.step()
-        expect(isinstance(changed, list), f"`step` returned {changed!r}, not the list of requests that have changed")
+        engine.step()
     names = letters(engine.requests)
     drain(engine)
     expect_tokens(stage, engine, requests)
     together = max(len(step.works) for step in engine.trace)
-    expect(
-        together == 4,
-        f"at most {together} requests shared a step, and there are 4 slots",
-        timeline(engine.trace, names),
-    )
-    expect(not engine.scheduler.running, "all have ended, and the scheduler still runs some: `release` removes them")
+    picture = timeline(engine.trace, names)
+    expect(together == 4, f"at most {together} requests shared a step, and there are 4 slots", picture)
     expect("waiting" in engine.trace[-1].counters, '`Engine.schedule` must set counters["waiting"] of its record')
     expect(engine.step() == [], "with nothing to do, `step` returns an empty list")
 
 
-@milestone(
-    "Engine.stats",
-    hint="A running request reserves a slot of self.config.context_length tokens, and uses `computed` of them.",
-    second_hint="kv_bytes_reserved is kv_tokens_reserved times self.config.kv_bytes_per_token(self.dtype).",
-)
+@milestone("Engine.stats")
 def test_what_slots_waste(stage):
     """`stats` says how many are `running` and `waiting`, and of K and V how many tokens are used (`kv_tokens_used`) and
     reserved (`kv_tokens_reserved`, `kv_bytes_reserved`), and how many fit into all slots (`kv_tokens_capacity`).
+
+    Hint: A running request reserves a slot of self.config.context_length tokens, and uses `computed` of them.
+    Second hint: kv_bytes_reserved is kv_tokens_reserved times self.config.kv_bytes_per_token(self.dtype).
     """
     engine = stage.make_engine(max_running=2)
-    requests = [engine.add(prompt, endless(20)) for prompt in stage.prompts(3, 10)]
+    for prompt in stage.prompts(3, 10):
+        engine.add(prompt, endless(20))
     for _ in range(3):
         engine.step()
     wanted = {"running": 2, "waiting": 1, "kv_tokens_used": 24, "kv_tokens_reserved": 1024}
     wanted |= {"kv_tokens_capacity": 1024, "kv_bytes_reserved": 1024 * stage.token_bytes}
     expect_stats("after three steps", engine, wanted)
-    for request in requests[1:]:
-        engine.abort(request.request_id)
-    wanted |= {"running": 1, "waiting": 0, "kv_tokens_used": 12, "kv_tokens_reserved": 512}
-    expect_stats("when one slot is free", engine, wanted | {"kv_bytes_reserved": 512 * stage.token_bytes})

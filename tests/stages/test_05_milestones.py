@@ -6,9 +6,8 @@ import torch
 
 from common.attention import choose_attention
 from common.errors import InvalidInput, counted
-from common.learn.milestones import Failed, milestone
+from common.learn.milestones import milestone
 from common.learn.milestones.paged import (
-    bound_preemption,
     check_chunks,
     chunk,
     decoding,
@@ -16,7 +15,7 @@ from common.learn.milestones.paged import (
     owners,
     sequence,
 )
-from common.learn.milestones.pictures import bars, page_map, rows
+from common.learn.milestones.pictures import page_map, rows
 from common.learn.milestones.stage_under_test import (
     drain,
     endless,
@@ -26,19 +25,23 @@ from common.learn.milestones.stage_under_test import (
     expect_rows,
     expect_stats,
     expect_steps,
-    expect_table,
+    expect_tensors,
     expect_tokens,
     make_request,
 )
 
 
-@milestone(
-    "PageTable.capacity, PageTable.slot_mapping",
-    hint="`//` picks the entry of the table, `%` the place in the page; the slot is page * page_size + place.",
-    second_hint="pages = [7, 2], four tokens each: token 5 is in entry 1, page 2, at place 1: slot 2 * 4 + 1 = 9.",
-)
+def small_engine(stage, pages: int):
+    return stage.make_engine(kv_memory=pages * 16 * stage.token_bytes, attention="torch")
+
+
+@milestone("PageTable.capacity, PageTable.slot_mapping")
 def test_where_a_token_lies(stage):
-    """Token number p lies in entry p // page_size of the page table, at place p % page_size of that page."""
+    """Token number p lies in entry p // page_size of the page table, at place p % page_size of that page.
+
+    Hint: `//` picks the entry of the table, `%` the place in the page; the slot is page * page_size + place.
+    Second hint: pages = [7, 2], four tokens each: token 5 is in entry 1, page 2, at place 1: slot 2 * 4 + 1 = 9.
+    """
     table = stage.page_table.PageTable(page_size=4)
     table.pages = [7, 2, 9, 4]
     slots = [28, 29, 30, 31, 8, 9, 10, 11, 36, 37, 38, 39, 16, 17, 18, 19]
@@ -51,13 +54,15 @@ def test_where_a_token_lies(stage):
 
 
 @milestone(
-    "PageAllocator.pages_for, PageAllocator.extend, PageAllocator.release, "
-    "PageAllocator.check_fits, PageAllocator.check",
-    hint="Count what the table lacks before you take a page; release returns each page once and empties the table.",
-    second_hint="lacking = pages_for(tokens) - len(table.pages): if more than are free, take none; pages.extend(...).",
+    "PageAllocator.pages_for, PageAllocator.extend, PageAllocator.release, PageAllocator.check_fits, "
+    "PageAllocator.check"
 )
 def test_every_page_has_one_owner(stage):
-    """At any time every page is in the free list or in one page table, and never in both or in two."""
+    """At any time every page is in the free list or in one page table, and never in both or in two.
+
+    Hint: Count what the table lacks before you take a page; release returns each page once and empties the table.
+    Second hint: lacking = pages_for(tokens) - len(table.pages): if more than are free, take none; pages.extend(...).
+    """
     allocator = stage.page_table.PageAllocator(num_pages=12, page_size=4)
     counts = [allocator.pages_for(tokens) for tokens in (1, 4, 5, 8, 9)]
     expect_rows("pages_for", counts, [1, 1, 2, 2, 3], tokens=(1, 4, 5, 8, 9))
@@ -66,27 +71,22 @@ def test_every_page_has_one_owner(stage):
     for _ in range(200):
         letter, tokens = rng.choice("ABCD"), rng.randint(1, 24)
         table, free = tables[letter], len(allocator.free)
-        before, needed = list(table.pages), max(len(table.pages), -(-tokens // 4))
+        before = list(table.pages)
         if rng.random() < 0.3:
             did = f"release({letter})"
             allocator.release(table)
             expect(not table.pages, f"after {did} its table still has pages {list(table.pages)}")
             kind, mine = (type(one.pages).__name__ for one in (stage.page_table.PageTable(4), table))
-            what = (
-                f"{did} put a {mine} in place of the {kind} that `pages` was: empty it, for a batch copies an array as"
-            )
-            expect(mine == kind, f"{what} it is, and a list number by number")
+            what = f"{did} put a {mine} in place of the {kind} that `pages` was"
+            expect(mine == kind, f"{what}: empty it, for a batch copies an array as it is, and a list number by number")
         else:
-            did, fits = f"extend({letter}, {tokens})", needed - len(before) <= free
-            said = allocator.extend(table, tokens)
+            lacking = max(0, -(-tokens // 4) - len(before))
+            did, fits = f"extend({letter}, {tokens})", lacking <= free
+            said, now = allocator.extend(table, tokens), list(table.pages)
             expect(said is fits, f"{did} of {len(before)} pages, with {free} free, returned {said}, not {fits}")
-            now = list(table.pages)
             expect(now[: len(before)] == before, f"{did} changed the pages that were there: {now}")
-            size = needed if fits else len(before)
-            why = f": {letter} has room for {counted(tokens, 'token')} already" if needed == len(before) else ""
-            if not fits:
-                why = ": it must return False and change nothing, since more pages are needed than are free"
-            expect(len(now) == size, f"after {did} its table has {counted(len(now), 'page')}, not {size}{why}")
+            size = len(before) + lacking * fits
+            expect(len(now) == size, f"after {did}, which returned {said}, its table has {len(now)} pages, not {size}")
         owners = {name: one.pages for name, one in tables.items()}
         owned = [page for pages in owners.values() for page in pages]
         balanced = sorted([*owned, *allocator.free]) == list(range(12))
@@ -106,39 +106,33 @@ def test_every_page_has_one_owner(stage):
         expect_error(AssertionError, lambda: allocator.check(list(tables.values())), f"`check`, with {what},")
 
 
-@milestone(
-    "Batch.__init__",
-    hint="A chunk's positions begin at chunk.start. Only one that completes its sequence has a row to score: its last.",
-    second_hint="`lengths` counts the past and the tokens of this step: chunk.start + len(chunk.token_ids).",
-)
+@milestone("Batch.__init__")
 def test_one_batch_for_all_requests(stage):
-    """All tokens of the step end to end, with id, position and slot; for each chunk its length and table."""
+    """All tokens of the step end to end, with id, position and slot; for each chunk its length and table.
+
+    Hint: A chunk's positions begin at chunk.start. Only one that completes its sequence has a row to score: its last.
+    Second hint: `lengths` counts the past and the tokens of this step: chunk.start + len(chunk.token_ids).
+    """
     a, c, d = (sequence(stage, *one) for one in (("A", 6, [3, 0]), ("C", 9, [2, 5, 1]), ("D", 7, [7, 4])))
     chunks = [chunk(stage, a, 5, 6), chunk(stage, c, 0, 4), chunk(stage, d, 5, 7)]
     batch = stage.batch.Batch(chunks, torch.device("cpu"))
-    paged = batch.paged
-    table = {
-        "request": "ACCCCDD",
-        "token_ids": (batch.token_ids.tolist(), [15, 10, 11, 12, 13, 15, 16]),
-        "positions": (batch.positions.tolist(), [5, 0, 1, 2, 3, 5, 6]),
-        "slot mapping": (paged.slot_mapping.tolist(), [1, 8, 9, 10, 11, 17, 18]),
-        "each request": "ACD",
-        "lengths": (paged.lengths.tolist(), [6, 4, 7]),
-        "query_starts": (paged.query_starts.tolist(), [0, 1, 5, 7]),
-        "logits_rows": (batch.logits_rows.tolist(), [0, 6]),
-    }
-    for letter, mine, pages in zip("ACD", paged.page_tables.tolist(), ([3, 0], [2, 5, 1], [7, 4]), strict=True):
-        table[f"page table of {letter}"] = mine[: len(pages)], pages
-    expect_table("A runs its last token, C the first 4 of 9, D its last 2", table)
+    # A runs its last token, C the first 4 of 9, D its last 2.
+    expect_tensors(batch, "ACCCCDD", token_ids=[15, 10, 11, 12, 13, 15, 16], positions=[5, 0, 1, 2, 3, 5, 6])
+    expect_tensors(batch.paged, "ACCCCDD", slot_mapping=[1, 8, 9, 10, 11, 17, 18])
+    expect_tensors(batch.paged, "ACD", lengths=[6, 4, 7], query_starts=[0, 1, 5, 7])
+    expect_tensors(batch, "AD", logits_rows=[0, 6])
+    for one, table in zip(chunks, batch.paged.page_tables.tolist(), strict=True):
+        pages = one.sequence.page_table.pages
+        expect_rows(f"page table of {one.sequence.request.request_id}", table[: len(pages)], pages)
 
 
-@milestone(
-    "KVCache.bind, BoundCache.__call__",
-    hint="Write before you attend: a token sees its own key, and those of the tokens beside it in the step.",
-    second_hint="attention.write(k, v, ..., self.batch.slot_mapping), then attention.attend(q, ..., self.plan).",
-)
+@milestone("KVCache.bind, BoundCache.__call__")
 def test_attention_over_pages(stage):
-    """K and V of the step go to their slots; then each token attends to its own sequence, up to itself."""
+    """K and V of the step go to their slots; then each token attends to its own sequence, up to itself.
+
+    Hint: Write before you attend: a token sees its own key, and those of the tokens beside it in the step.
+    Second hint: attention.write(k, v, ..., self.batch.slot_mapping), then attention.attend(q, ..., self.plan).
+    """
     config, running = stage.loaded.config, {"A": sequence(stage, "A", 7, [6, 1]), "B": sequence(stage, "B", 5, [3, 0])}
     backend, _ = choose_attention("torch", torch.device("cpu"), torch.float32, config.head_dim, 4)
     cache = stage.kv_cache.KVCache(stage.loaded, 8, 4, backend)
@@ -147,21 +141,21 @@ def test_attention_over_pages(stage):
         chunks = [chunk(stage, running[name], start, stop) for name, start, stop in spans]
         return cache.bind(stage.batch.Batch(chunks, torch.device("cpu")).paged)
 
-    def key_of(name, position):
-        return cache.k[3, running[name].page_table.pages[position // 4], position % 4]
+    def place_of(name, position):
+        return running[name].page_table.pages[position // 4], position % 4
 
-    expect_attention_in_steps(stage, ((("A", 0, 6), ("B", 0, 3)), (("A", 6, 7), ("B", 3, 5))), bind, key_of)
-    expect(not cache.k[[0, 7]].any(), "layers that were not run have keys: `layer` picks the pool")
+    steps = (("A", 0, 6), ("B", 0, 3)), (("A", 6, 7), ("B", 3, 5))
+    expect_attention_in_steps(stage, cache, steps, bind, place_of)
 
 
-@milestone(
-    "Scheduler.add, Scheduler.remove, Scheduler._admit, Scheduler._allocate, Engine.max_model_len",
-    hint="`add` checks what a request may grow to, prompt and max_tokens; _allocate counts pages for its num_tokens.",
-    second_hint="num_tokens includes what a preempted request has put out. No room: return None, change nothing.",
-)
+@milestone("Scheduler.add, Scheduler.remove, Scheduler._admit, Scheduler._allocate, Engine.max_model_len")
 def test_admitted_or_refused(stage):
-    """The oldest waiting request is admitted if its pages are free, and one more for each request that runs."""
-    scheduler = make_scheduler(stage, pages=8, page_size=4)
+    """The oldest waiting request is admitted if its pages are free, and one more for each request that runs.
+
+    Hint: `add` checks what a request may grow to, prompt and max_tokens; _allocate counts pages for its num_tokens.
+    Second hint: num_tokens includes what a preempted request has put out. No room: return None, change nothing.
+    """
+    scheduler = make_scheduler(stage, pages=8)
     what = "`add`, prompt 30 + max_tokens 3 = 33 tokens in 8 pages of 4,"
     says = expect_error(InvalidInput, lambda: scheduler.add(make_request("X", 30, 3)), what)
     expect("9 pages" in says and not scheduler.waiting, f"refuse what needs 9 pages, and do not queue it: {says}")
@@ -169,56 +163,48 @@ def test_admitted_or_refused(stage):
     for request in (a, b, c):
         scheduler.add(request)
     for letter, there, needed, reserve in (("A", 8, 3, 0), ("B", 5, 4, 1), ("C", 1, 1, 2)):
-        sequence = scheduler._admit()
-        fits = needed + reserve <= there
-        sum_ = rows({"": ["needed", "reserve", "free"], letter: [needed, reserve, there]}) + "\n\n" + owners(scheduler)
-        expect((sequence is not None) == fits, f"{letter} must {'be admitted' if fits else 'wait'}", sum_)
+        sequence, fits = scheduler._admit(), needed + reserve <= there
+        said = f"{letter} needs {needed} of {there} free pages, with {reserve} in reserve"
+        expect((sequence is not None) == fits, f"{said}: it must {'run' if fits else 'wait'}", owners(scheduler))
         if fits:
             expect(list(scheduler.running)[-1] == letter, f"`running` lacks {letter}: {list(scheduler.running)}")
             expect(len(sequence.page_table.pages) == needed, f"{letter} must get {needed} pages", owners(scheduler))
-    expect(len(scheduler.allocator.free) == 1, "C must hold no page while it waits", owners(scheduler))
-    waiting = [request.request_id for request in scheduler.waiting]
-    expect(waiting == ["C"], f"`_admit` had no room for C: `waiting` must still be ['C'], and is {waiting}")
     scheduler.remove(a)
-    expect(sorted(scheduler.running) == ["B"], "`remove` leaves A in `running`")
+    expect([*scheduler.running] == ["B"], "`remove` leaves A in `running`")
     expect(len(scheduler.allocator.free) == 4, "the pages of A must be free again", owners(scheduler))
     for _ in range(5):
         d.append(7)  # as if D had been preempted after five tokens
     scheduler.add(e)
     scheduler.add(d)
     scheduler.remove(c)
-    expect(list(scheduler.waiting) == [e, d], "`remove` must also take a waiting request out of the queue")
     what = "E, the oldest, must wait: 4 pages and 1 in reserve, with 4 free. So D must wait behind it, though it fits"
     expect(scheduler._admit() is None and list(scheduler.waiting) == [e, d], what, owners(scheduler))
     scheduler.remove(e)
     sequence = scheduler._admit()
     expect(sequence and len(sequence.page_table.pages) == 3, "D has 4 + 5 tokens: 3 pages; 1 in reserve, 4 free")
-    one = make_scheduler(stage, pages=8, page_size=4, max_running=1)
+    one = make_scheduler(stage, pages=8, max_running=1)
     one.add(make_request("A", 3, 3))
     one.add(make_request("B", 3, 3))
     expect(one._admit() and not one._admit(), "with max_running 1, a second request must wait")
     for pages, length in ((4, 64), (40, 512)):
-        engine = stage.make_engine(kv_memory=pages * 16 * stage.token_bytes, attention="torch")
-        mine = engine.max_model_len
+        mine = small_engine(stage, pages).max_model_len
         expect(mine == length, f"{pages} pages of 16 and a context of 512: max_model_len is {length}, not {mine}")
 
 
-@milestone(
-    "Scheduler._extend",
-    hint="Has `computed` a place? That is the number of the next token, so the table must hold computed + 1.",
-    second_hint="allocator.extend(sequence.page_table, sequence.computed + 1) takes a page only if one is lacking. "
-    "While it returns False, `preempt`, until this sequence no longer runs.",
-)
+@milestone("Scheduler._extend")
 def test_a_request_grows(stage):
     """Before a decode step there is a place for token number `computed`: a new page if the last one is full. If none is
-    free, the youngest is preempted, even if it is the one that asks."""
+    free, the youngest is preempted, even if it is the one that asks.
+
+    Hint: Has `computed` a place? That is the number of the next token, so the table must hold computed + 1.
+    Second hint: allocator.extend(sequence.page_table, sequence.computed + 1) takes a page only if one is lacking. While
+    it returns False, `preempt`, until this sequence no longer runs.
+    """
     scheduler = make_scheduler(stage, pages=8, page_size=16)
-    request = make_request("A", 15, 40)
-    scheduler.add(request)
-    sequence = scheduler._admit()
+    sequence = decoding(stage, scheduler, "A", 14)
     for computed, pages in ((15, 1), (16, 2), (17, 2), (32, 3)):
-        while request.num_tokens <= computed:
-            request.append(7)
+        while sequence.request.num_tokens <= computed:
+            sequence.request.append(7)
         sequence.computed = computed
         said, table = scheduler._extend(sequence), sequence.page_table.pages
         in_page = [page for page in table for _ in range(16)]
@@ -236,93 +222,67 @@ def test_a_request_grows(stage):
     expect(running == ["A"] and said is False, f"{what}; `_extend` returned {said}", owners(scheduler))
 
 
-@milestone(
-    "Scheduler.preempt",
-    seconds=5,
-    hint="Release its page table, put its request at the front of `waiting`, and count the preemption.",
-    second_hint="`running.popitem()` is the youngest. It may be the one that asks: then `_extend` returns False.",
-)
+@milestone("Scheduler.preempt", seconds=5)
 def test_the_youngest_gives_way(stage):
-    """With no page free, the youngest request gives back all its pages and goes to the front of the queue."""
-    for asks in "AB":
-        scheduler = make_scheduler(stage, pages=4, page_size=16)
-        for letter in "ABC":
-            scheduler.add(make_request(letter, 14, 40))
-        a, b = scheduler._admit(), scheduler._admit()
-        c = scheduler._admit()
-        expect(c is None, "C must wait: one page and two in reserve, with two free", owners(scheduler))
-        scheduler.allocator.extend(a.page_table, 48)
-        mine = {"A": a, "B": b}[asks]
-        mine.computed = mine.page_table.capacity
-        while mine.request.num_tokens <= mine.computed:
-            mine.request.append(7)
-        before = owners(scheduler)
-        bound_preemption(scheduler)
-        said = scheduler._extend(mine)
-        picture = f"before\n{before}\nafter `_extend({asks})`\n{owners(scheduler)}"
-        waiting = [request.request_id for request in scheduler.waiting]
-        running = list(scheduler.running)
-        expect(running == ["A"], f"`running` must be ['A'], not {running}: B was the youngest", picture)
-        expect_rows("the queue", waiting, ["B", "C"])
-        pages = {"A": 4, "B": 3}[asks]
-        expect(len(a.page_table.pages) == pages, f"A must have {pages} pages", picture)
-        expect(said is (asks == "A"), f"`_extend({asks})` returned {said}", picture)
-        expect(scheduler.preemptions == 1, f"one preemption, and `preemptions` is {scheduler.preemptions}")
-        scheduler.allocator.release(a.page_table)
-        again = scheduler._admit()
-        expect(again and again.computed == 0, "what is admitted again has nothing computed: it restarts at 0")
+    """With no page free, the youngest request gives back all its pages and goes to the front of the queue.
+
+    Hint: Release its page table, put its request at the front of `waiting`, and count the preemption.
+    Second hint: `running.popitem()` is the youngest. It may be the one that asks: then `_extend` returns False.
+    """
+    scheduler = make_scheduler(stage, pages=4, page_size=16)
+    decoding(stage, scheduler, "A", 40)
+    decoding(stage, scheduler, "B", 14)
+    scheduler.waiting.append(make_request("C", 14))
+    before = owners(scheduler)
+    scheduler.preempt()
+    picture = f"before\n{before}\nafter `preempt`\n{owners(scheduler)}"
+    running = list(scheduler.running)
+    expect(running == ["A"], f"`running` must be ['A'], not {running}: B was the youngest", picture)
+    expect(len(scheduler.allocator.free) == 1, "the page of B must be free", picture)
+    expect_rows("the queue", [request.request_id for request in scheduler.waiting], ["B", "C"])
+    expect(scheduler.preemptions == 1, f"one preemption, and `preemptions` is {scheduler.preemptions}")
 
 
-@milestone(
-    "Scheduler.schedule, Engine.schedule, Engine.run",
-    seconds=40,
-    hint="Extend all decodes before you build chunks of prompts; a preempted sequence has no chunk in this step.",
-    second_hint="Iterate over list(self.running.values()): `_extend` may change `running` meanwhile.",
-)
+@milestone("Scheduler.schedule, Engine.schedule, Engine.run", seconds=40)
 def test_short_of_pages_and_no_token_changed(stage):
-    """Ten requests in a pool of 8 pages are preempted again and again; all end, with the tokens of stage 02. The trace
-    counts preemptions since the start: record.counters["preemptions"]."""
+    """In a pool of 8 pages six requests do not all fit: some are preempted, and all end, with the tokens of stage 02.
+    The trace counts preemptions since the start: record.counters["preemptions"].
+
+    Hint: Extend all decodes before you build chunks of prompts; a preempted sequence has no chunk in this step.
+    Second hint: Iterate over list(self.running.values()): `_extend` may change `running` meanwhile.
+    """
     scheduler = make_scheduler(stage, pages=32, max_running=2, budget=3)
     check_chunks(scheduler)
     # In step 40, A needs its 11th page, and preempts B in the middle of its prompt.
-    expect_steps(scheduler, [{"A": 2, "B": 88}], [{"A": 2, "B": 1}, *[{"A": 1, "B": 2}] * 38, {"A": 1}], in_order=False)
-    prompts = [prompt[: 12 + 2 * i] for i, prompt in enumerate(stage.prompts(10, 40))]
-    engine = stage.make_engine(kv_memory=8 * 16 * stage.token_bytes, attention="torch")
+    expect_steps(scheduler, [{"A": 2, "B": 88}], [{"A": 2, "B": 1}, *[{"A": 1, "B": 2}] * 38, {"A": 1}])
+    prompts = [prompt[: 20 + 2 * i] for i, prompt in enumerate(stage.prompts(6, 40))]
+    engine = small_engine(stage, 8)
     check_chunks(engine.scheduler)
-    requests = [engine.add(prompt, endless(16), letter) for letter, prompt in zip("ABCDEFGHIJ", prompts, strict=True)]
+    requests = [engine.add(prompt, endless(10), letter) for letter, prompt in zip("ABCDEF", prompts, strict=True)]
     drain(engine)
     expect_tokens(stage, engine, requests)
     expect(engine.scheduler.preemptions > 0, "nothing was preempted, so the pool of 8 pages was never used up")
     expect(all(step.works for step in engine.trace), "`Engine.schedule` must record what runs: record.work(...)")
-    late = [[work.phase != "decode" for work in step.works] for step in engine.trace]
-    expect(all(step == sorted(step) for step in late), "requests that decode come before prompts in every step")
     mine, ever = engine.trace[-1].counters.get("preemptions"), engine.scheduler.preemptions
     what = f"the trace's counter `preemptions` is {mine}, and scheduler.preemptions is {ever}"
     expect(mine == ever, f"{what}: it counts since the start")
 
 
-@milestone(
-    "Scheduler.check, Engine.stats",
-    hint="kv_tokens_reserved is the sum of the tables' capacities, kv_tokens_used that of `computed`.",
-    second_hint="`check`: 0 <= computed < num_tokens, and computed <= capacity < num_tokens + page_size.",
-)
+@milestone("Scheduler.check, Engine.stats")
 def test_the_books_balance(stage):
-    """`stats` counts the tokens that have pages, and `preemptions`; less than one page for each request is reserved
-    for no token."""
-    engine = stage.make_engine(kv_memory=64 * 16 * stage.token_bytes, attention="torch")
+    """`stats` counts the tokens that have pages, and `preemptions`; less than one page for each request is reserved for
+    no token.
+
+    Hint: kv_tokens_reserved is the sum of the tables' capacities, kv_tokens_used that of `computed`.
+    Second hint: `check`: 0 <= computed < num_tokens, and computed <= capacity < num_tokens + page_size.
+    """
+    engine = small_engine(stage, 64)
     prompts = [stage.prompts(1, 15)[0], *stage.prompts(10, 50)[1:]]  # the first fills its page in the second step
     for letter, prompt in zip("ABCDEFGHIJ", prompts, strict=True):
         engine.add(prompt, endless(40), letter)
-    for step in range(1, 4):
+    for _ in range(3):
         engine.step()
-        try:
-            engine.check()
-        except AssertionError as error:
-            said = f"`check` finds fault with books that are right, after step {step}: {error or 'AssertionError'}"
-            books = {"": ["num_tokens", "computed", "pages of 16"]}
-            for name, one in engine.scheduler.running.items():
-                books[name] = one.request.num_tokens, one.computed, len(one.page_table.pages)
-            raise Failed(said, rows(books) + "\n\n" + owners(engine.scheduler)) from None
+        engine.check()  # It must not find fault with books that are right.
     running = engine.scheduler.running
     used = sum(sequence.computed for sequence in running.values())
     pages = sum(len(sequence.page_table.pages) for sequence in running.values())
@@ -335,8 +295,6 @@ def test_the_books_balance(stage):
         "kv_tokens_reserved": 16 * pages,
         "kv_bytes_reserved": 16 * pages * stage.token_bytes,
     }
-    waste = {"slots of stage 04": 1 - used / (512 * len(running)), "your pages": 1 - used / (16 * pages)}
-    expect(16 * pages - used < 16 * len(running), "more than a page for each request is empty", bars(waste, 1.0))
     expect_stats("after three steps", engine, wanted)
     sequence, many = running["A"], running["B"]
     sequence.computed, saved = sequence.request.num_tokens, sequence.computed

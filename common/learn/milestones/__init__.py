@@ -3,12 +3,17 @@
 A milestone is a test of the stage, in tests/stages/test_05_milestones.py: the suite runs it on the reference, and
 `check 05` on the learner's folder, in the order of the file up to the first that fails.
 
-    @milestone("PageTable.capacity, PageTable.slot_mapping", hint="...", second_hint="...")
+    @milestone("PageTable.capacity, PageTable.slot_mapping")
     def test_where_a_token_lies(stage: StageUnderTest) -> None:
+        '''Token number p lies in entry ...
 
-Its docstring says what is expected, as `check` says it. The names are the tasks that it needs, besides
-those of the milestones before it. Heads are read without importing the file, so what is not written yet can be told in
-no time, and on a machine without torch.
+        Hint: ...
+        Second hint: ...
+        '''
+
+Its docstring says what is expected, as `check` says it, and has two hints. The names are the tasks that it needs,
+besides those of the milestones before it. Heads are read without importing the file, so what is not written yet can be
+told in no time, and on a machine without torch.
 
 The checks of the lessons' exercises, in exercises.py, are the same with `@exercise("05-3", ...)`: stage and number of
 the exercise stand in place of tasks. They expect a finished stage, changed as the exercise says.
@@ -51,7 +56,7 @@ class Failed(AssertionError):
         self.what, self.picture = what, picture
 
 
-def milestone(about: str, *, hint: str, second_hint: str, seconds: int = 20) -> Callable:
+def milestone(about: str, seconds: int = 20) -> Callable:
     """Declare the head of a milestone, or of an exercise's check; `read_heads` reads it from the source."""
     return lambda function: function
 
@@ -78,6 +83,8 @@ def read_heads(path: Path) -> list[Milestone]:
         if isinstance(node, ast.FunctionDef) and node.decorator_list:
             [head] = node.decorator_list
             rest = {keyword.arg: ast.literal_eval(keyword.value) for keyword in head.keywords}
-            tasks, expected = ast.literal_eval(head.args[0]).split(", "), " ".join(ast.get_docstring(node).split())
-            found.append(Milestone(len(found) + 1, path, node.name, tuple(tasks), expected, **rest))
+            tasks, said = ast.literal_eval(head.args[0]).split(", "), " ".join(ast.get_docstring(node).split())
+            said, _, second_hint = said.partition(" Second hint: ")
+            expected, _, hint = said.partition(" Hint: ")
+            found.append(Milestone(len(found) + 1, path, node.name, tuple(tasks), expected, hint, second_hint, **rest))
     return found

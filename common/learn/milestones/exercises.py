@@ -18,6 +18,7 @@ from .pictures import rows, timeline, tree
 from .stage_under_test import (
     STORIES,
     commit,
+    drain,
     endless,
     expect,
     expect_error,
@@ -30,37 +31,36 @@ from .stage_under_test import (
 from .workers import make_fleet_engine
 
 
-@exercise(
-    "01-2",
-    hint="`self.requests` is in order of arrival, and `schedule` takes the first. Where must it stand after its step?",
-    second_hint="If it has not ended, move it behind the others: self.requests[id] = self.requests.pop(id).",
-)
+@exercise("01-2")
 def requests_take_turns(stage):
-    """Each step serves the request that has waited longest for a token, and no token changes."""
+    """Each step serves the request that has waited longest for a token, and no token changes.
+
+    Hint: `self.requests` is in order of arrival, and `schedule` takes the first. Where must it stand after its step?
+    Second hint: If it has not ended, move it behind the others: self.requests[id] = self.requests.pop(id).
+    """
     engine, prompts = stage.make_engine(), stage.prompts(4, 8)
     requests = [engine.add(prompt, endless(5)) for prompt in prompts[:3]]
     for _ in range(9):
         engine.step()
-    counts = [len(request.token_ids) for request in requests]
-    picture = timeline(engine.trace, letters([request.request_id for request in requests]))
-    expect(counts == [3, 3, 3], f"after nine steps A, B and C have {counts} tokens, not three each", picture)
-    requests.append(engine.add(prompts[3], endless(1)))
+    requests.append(engine.add(prompts[3], endless(5)))
     for _ in range(4):
         engine.step()
+    counts = [len(request.token_ids) for request in requests]
     picture = timeline(engine.trace, letters([request.request_id for request in requests]))
-    expect(requests[3].finished, "D arrived before step 10, and has no token after step 13", picture)
+    said = f"D arrived before step 10, and after step 13 they have {counts} tokens, not 4 each and D one"
+    expect(counts == [4, 4, 4, 1], said, picture)
 
 
 MIN_PLACES = 64
 
 
-@exercise(
-    "02-2",
-    hint="`attend` knows when the new tokens no longer fit. Copy what is held then, for all layers at once.",
-    second_hint="Make room for max(needed, 2 * capacity) tokens: a prompt may need more than twice what is there.",
-)
+@exercise("02-2")
 def a_cache_that_grows(stage):
-    """A cache has at most 64 places or twice the tokens it holds; each token is copied fewer than twice on average."""
+    """A cache has at most 64 places or twice the tokens it holds; each token is copied fewer than twice on average.
+
+    Hint: `attend` knows when the new tokens no longer fit. Copy what is held then, for all layers at once.
+    Second hint: Make room for max(needed, 2 * capacity) tokens: a prompt may need more than twice what is there.
+    """
     for prompt_tokens, max_tokens in ((60, 210), (200, 4)):
         engine, [prompt] = stage.make_engine(), stage.prompts(1, prompt_tokens)
         request, copied, room = engine.add(prompt, endless(max_tokens)), 0, 0
@@ -78,13 +78,13 @@ def a_cache_that_grows(stage):
 SILENCE = 4  # seconds without a byte, after which a client gives up here; the comments are half a second apart
 
 
-@exercise(
-    "03-3",
-    hint="`events` waits for the next piece. Wait with a time limit, and yield `: still waiting` and an empty line.",
-    second_hint="asyncio.wait([task], timeout=0.5) leaves the task alone when time is up; wait_for cancels it.",
-)
+@exercise("03-3")
 def a_client_that_waits_hears_from_the_server(stage):
-    """While its request waits, a client gets a comment line for every half second without an event."""
+    """While its request waits, a client gets a comment line for every half second without an event.
+
+    Hint: `events` waits for the next piece. Wait with a time limit, and yield `: still waiting` and an empty line.
+    Second hint: asyncio.wait([task], timeout=0.5) leaves the task alone when time is up; wait_for cancels it.
+    """
     engine, may_step = stage.make_engine(), threading.Event()
     step = engine.step
     engine.step = lambda: may_step.wait() and step()
@@ -137,13 +137,13 @@ def expect_bound(order: list[str], first: str) -> None:
         expect(passed <= MAX_PASSED, said, rows({"admitted": order[:24]}))
 
 
-@exercise(
-    "04-3",
-    hint="`_admit` takes the front of `waiting`. Count for each request how many that stood behind it were admitted.",
-    second_hint="The oldest has been passed most often: is it at 8, it is next. Move the next one to the front.",
-)
+@exercise("04-3")
 def shortest_first_within_a_bound(stage):
-    """The shortest waiting prompt is admitted first, but at most 8 requests that arrived later pass another."""
+    """The shortest waiting prompt is admitted first, but at most 8 requests that arrived later pass another.
+
+    Hint: `_admit` takes the front of `waiting`. Count for each request how many that stood behind it were admitted.
+    Second hint: The oldest has been passed most often: is it at 8, it is next. Move the next one to the front.
+    """
     lengths = {"A": 40, "B": 5, "C": 20, "D": 10, "E": 30, "F": 60}
     order, wanted = admitted(stage.scheduler.Scheduler(1, 64), [lengths, *[{}] * 5]), ["B", "D", "C", "E", "A", "F"]
     picture = rows({"request": lengths, "tokens": lengths.values(), "wanted": wanted, "yours": order})
@@ -152,27 +152,27 @@ def shortest_first_within_a_bound(stage):
     expect_bound(admitted(stage.scheduler.Scheduler(1, 64), steps), "AB")
 
 
-@exercise(
-    "04-5",
-    hint="In `schedule`: _admit until it returns None, before you decide in which order the prompts run.",
-    second_hint="Of all but the oldest, shortest first, take what half of the budget buys; the others stay in order.",
-)
+@exercise("04-5")
 def short_prompts_pass(stage):
-    """Prompts that fit whole into half of the budget run before the oldest one, which gets the rest of it."""
+    """Prompts that fit whole into half of the budget run before the oldest one, which gets the rest of it.
+
+    Hint: In `schedule`: _admit until it returns None, before you decide in which order the prompts run.
+    Second hint: Of all but the oldest, shortest first, take what half of the budget buys; the others stay in order.
+    """
     scheduler = stage.scheduler.Scheduler(4, 64)
-    first = [{"A": 64}, {"B": 10, "C": 20, "A": 34}]
+    first = [{"A": 64}, {"A": 34, "B": 10, "C": 20}]
     later = [*[{"B": 1, "C": 1, "A": 62}] * 3, {"B": 1, "C": 1, "A": 16, "D": 46}]
-    expect_steps(scheduler, [{"A": 300}, {"B": 10, "C": 20, "D": 100}], first + later, in_order=False)
+    expect_steps(scheduler, [{"A": 300}, {"B": 10, "C": 20, "D": 100}], first + later)
     scheduler.check()
 
 
-@exercise(
-    "04-6",
-    hint="Put `waiting` in order at the start of `schedule`. Which of those that wait is its tenant's first?",
-    second_hint="Count how many of its tenant stand before each request; sort by that, which keeps equals in order.",
-)
+@exercise("04-6")
 def tenants_take_turns(stage):
-    """Of those that wait, the first request of each tenant is admitted first, then the second of each, and so on."""
+    """Of those that wait, the first request of each tenant is admitted first, then the second of each, and so on.
+
+    Hint: Put `waiting` in order at the start of `schedule`. Which of those that wait is its tenant's first?
+    Second hint: Count how many of its tenant stand before each request; sort by that, which keeps equals in order.
+    """
     scheduler = stage.scheduler.Scheduler(1, 64)
     tenants, arriving = dict(zip("ABCDEFG", "xxxyxzy", strict=True)), {name: 4 for name in "ABCDEFG"}
     requests = {name: make_request(name, tokens) for name, tokens in arriving.items()}
@@ -189,13 +189,13 @@ def tenants_take_turns(stage):
     expect_rows("admitted, one at a time", order, "ADFBGCE", arrived=tenants, tenant=tenants.values())
 
 
-@exercise(
-    "05-3",
-    hint="A request that returns its pages must not run in this step. Has it got its chunk already when another asks?",
-    second_hint="Extend all decodes before you build the first chunk. Queue what you preempt by its timings.arrival.",
-)
+@exercise("05-3")
 def the_cheapest_gives_way(stage):
-    """When no page is free, the request with the fewest tokens computed returns its pages, never the oldest."""
+    """When no page is free, the request with the fewest tokens computed returns its pages, never the oldest.
+
+    Hint: A request that returns its pages must not run in this step. Has it got its chunk already when another asks?
+    Second hint: Extend all decodes before you build the first chunk. Queue what you preempt by its timings.arrival.
+    """
     scheduler = make_scheduler(stage, pages=11, page_size=16)
     for name, tokens in {"A": 16, "B": 14, "C": 30, "D": 112}.items():
         decoding(stage, scheduler, name, tokens)
@@ -210,13 +210,13 @@ def the_cheapest_gives_way(stage):
     expect_rows("the queue, in order of arrival", [request.request_id for request in scheduler.waiting], "BCF")
 
 
-@exercise(
-    "05-5",
-    hint="The scale makes the largest number of the row 2 ** (bits - 1) - 1; the nearest whole number is half away.",
-    second_hint="x.abs().max() / most; (x / scale).round().to(torch.int8); scale / 2. A row of zeros divides by zero.",
-)
+@exercise("05-5")
 def a_row_in_few_bits(stage):
-    """`quantize_row(x, bits)` returns whole numbers in int8, their scale, and the most by which a number changes."""
+    """`quantize_row(x, bits)` returns whole numbers in int8, their scale, and the most by which a number changes.
+
+    Hint: The scale makes the largest number of the row 2 ** (bits - 1) - 1; the nearest whole number is half away.
+    Second hint: x.abs().max() / most; (x / scale).round().to(torch.int8); scale / 2. A row of zeros divides by zero.
+    """
     quantize_row = getattr(stage.kv_cache, "quantize_row", None)
     expect(quantize_row is not None, "kv_cache.py has no function `quantize_row`")
     by_hand = torch.tensor([0.6, -1.27, 0.02, 0.0, 1.0, -0.33, 0.95, -0.01])
@@ -233,13 +233,13 @@ def a_row_in_few_bits(stage):
             expect(bound <= 1.0001 * half + 1e-9, f"{says}, and no number need change by more than {half:.4f}", picture)
 
 
-@exercise(
-    "06-2",
-    hint="The youngest of `unused` may be the parent of pages that stay: without it they could never be found.",
-    second_hint="Walk `unused` from its end, reversed(self.unused), to the first node without children.",
-)
+@exercise("06-2")
 def the_most_recently_used_goes_first(stage):
-    """The most recently used page that has no children goes first; documents asked in turn are found again."""
+    """The most recently used page that has no children goes first; documents asked in turn are found again.
+
+    Hint: The youngest of `unused` may be the parent of pages that stay: without it they could never be found.
+    Second hint: Walk `unused` from its end, reversed(self.unused), to the first node without children.
+    """
     cached = stage.prefix_tree.PrefixTree()
     a = cached.insert([], [1], 0)
     b, c = cached.insert([a], [2], 1), cached.insert([], [3], 2)
@@ -263,13 +263,13 @@ def the_most_recently_used_goes_first(stage):
     expect(sum(found) > 3 * 80, f"{sum(found)} tokens were found when 12 pages had to do for three of 6", picture)
 
 
-@exercise(
-    "06-5",
-    hint="Look without touching: `follow` counts a user for each page it finds. Walk from `tree.root` by `children`.",
-    second_hint="Otherwise it is exercise 3 of lesson 04: the oldest, if it was passed 8 times, else the best.",
-)
+@exercise("06-5")
 def what_is_cached_goes_first(stage):
-    """The waiting request that finds most in the tree is admitted first, but at most 8 pass another."""
+    """The waiting request that finds most in the tree is admitted first, but at most 8 pass another.
+
+    Hint: Look without touching: `follow` counts a user for each page it finds. Walk from `tree.root` by `children`.
+    Second hint: Otherwise it is exercise 3 of lesson 04: the oldest, if it was passed 8 times, else the best.
+    """
     text = list(range(20, 32))
     waiting = {"B": list(range(40, 52)), "C": [*text[:4], *range(60, 68)], "D": [*text, 1, 2], "E": [*text[:8], 3, 4]}
     scheduler = make_scheduler(stage, pages=40, max_running=1)
@@ -281,13 +281,13 @@ def what_is_cached_goes_first(stage):
     expect_bound(order[1:], "BC")
 
 
-@exercise(
-    "07-2",
-    hint="Both drafters prepare the chunks that they are given. Which chunks does the draft model get?",
-    second_hint="Give `DraftModel` a PromptLookup, which prepares first. Where it finds nothing, give back the room.",
-)
+@exercise("07-2")
 def look_up_first(stage):
-    """What lookup finds is drafted without the draft model; where it finds nothing, the draft model drafts."""
+    """What lookup finds is drafted without the draft model; where it finds nothing, the draft model drafts.
+
+    Hint: Both drafters prepare the chunks that they are given. Which chunks does the draft model get?
+    Second hint: Give `DraftModel` a PromptLookup, which prepares first. Where it finds nothing, give back the room.
+    """
     ran: list[int] = []  # tokens in each pass of the draft model
     model = load_draft_model("auto", stage.loaded).model  # the engine's own: it is loaded once
     model.register_forward_hook(lambda module, inputs, output: ran.append(len(inputs[0])))
@@ -302,24 +302,21 @@ def look_up_first(stage):
     expect(sum(ran) == 8 + 3, f"the draft model ran {sum(ran)} tokens: 11 are B's 8 tokens and 3 that it has drafted")
 
 
-@exercise(
-    "08-2",
-    hint="Handle.open says whether one more request may go there, and both functions that choose ask it.",
-    second_hint="Give Handle an attribute: each life of a worker has a new Handle, so a new process gets orders again.",
-)
+@exercise("08-2")
 def a_worker_is_drained(stage):
-    """A worker that is drained ends what it holds and gets nothing new; the last of its kind stays open."""
+    """A worker that is drained ends what it holds and gets nothing new; the last of its kind stays open.
+
+    Hint: Handle.open says whether one more request may go there, and both functions that choose ask it.
+    Second hint: Give Handle an attribute: each life of a worker has a new Handle, so a new process gets orders again.
+    """
     engine = make_fleet_engine(stage, prefill=1, decode=2)
     expect(hasattr(engine, "drain"), "the engine has no method `drain(number)`")
     prompts = stage.prompts(8, 20)
     requests = [engine.add(prompt, endless(12)) for prompt in prompts[:4]]
     worker = engine.handles[2]
-    for _ in range(40):
-        if worker.held:
-            break
-        engine.step()
-    expect(worker.held, "after 40 steps decode worker 2 holds nothing")
+    drain(engine, until=lambda: worker.held)
     before = set(worker.held)
+    expect(before, "decode worker 2 has held nothing")
     engine.drain(2)
     requests += [engine.add(prompt, endless(12)) for prompt in prompts[4:]]
     while engine.has_unfinished:

@@ -20,7 +20,7 @@ def draw(stage, check: str) -> tuple[random.Random, list[list[int]]]:
     return rng, [stage.loaded.tokenizer(text)["input_ids"][: rng.randint(3, 90)] for text in texts]
 
 
-@milestone("", hint="", second_hint="", seconds=90)
+@milestone("", seconds=90)
 def test_hidden_prompts(stage):
     """Requests that come and are aborted at any time get the model's likeliest tokens, and leave nothing behind."""
     rng, prompts = draw(stage, "prompts")
@@ -38,7 +38,7 @@ def test_hidden_prompts(stage):
     expect(not any(left.values()), f"with nothing left to do, the engine's stats say {left}")
 
 
-@milestone("", hint="", second_hint="", seconds=90)
+@milestone("", seconds=90)
 def test_hidden_seeds(stage):
     """A request with a seed gets the same tokens alone and in company."""
     rng, prompts = draw(stage, "seeds")

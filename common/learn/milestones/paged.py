@@ -1,16 +1,19 @@
 """What the milestones of stages 05 to 08 share: schedulers of a few small pages, and sequences made by hand."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .pictures import page_map
 from .stage_under_test import StageUnderTest, expect, make_request
 
 
-def sequence(stage: StageUnderTest, name: str, tokens: int, pages: list[int]) -> Any:
-    """Return a Sequence on these pages of 4 tokens, of a request whose prompt has `tokens` tokens."""
-    table = stage.page_table.PageTable(4)
-    table.pages = pages
-    return stage.scheduler.Sequence(make_request(name, tokens), table)
+def sequence(
+    stage: StageUnderTest, name: str, prompt: int | list[int], pages: Sequence[int] = (), page_size: int = 4
+) -> Any:
+    """Return a Sequence on these pages, of a request with this prompt: its tokens, or how many."""
+    table = stage.page_table.PageTable(page_size)
+    table.pages = [*pages]
+    return stage.scheduler.Sequence(make_request(name, prompt), table)
 
 
 def chunk(stage: StageUnderTest, sequence: Any, start: int, stop: int, **more) -> Any:
@@ -44,8 +47,16 @@ def decoding(stage: StageUnderTest, scheduler: Any, name: str, prompt: int | lis
 
 def owners(scheduler: Any) -> str:
     """Return the page map of a scheduler."""
-    tables = {name: sequence.page_table.pages for name, sequence in scheduler.running.items()}
-    return page_map(scheduler.allocator.num_pages, tables, scheduler.allocator.free)
+    tables = {name: sequence.page_table for name, sequence in scheduler.running.items()}
+    return owners_by_name(scheduler.allocator, tables)
+
+
+def owners_by_name(allocator: Any, tables: Mapping[str, Any]) -> str:
+    """Return the page map of an allocator with these page tables. From stage 06 on, T owns the tree's unused pages."""
+    owners, tree = {name: table.pages for name, table in tables.items()}, getattr(allocator, "tree", None)
+    if tree:
+        owners["T"] = [node.page for node in tree.unused]
+    return page_map(allocator.num_pages, owners, allocator.free) + "\n(T is in the tree, and unused)" * bool(tree)
 
 
 def check_chunks(scheduler: Any) -> None:
@@ -64,17 +75,3 @@ def check_chunks(scheduler: Any) -> None:
         return chunks
 
     scheduler.schedule = checked
-
-
-def bound_preemption(scheduler: Any) -> None:
-    """Have a `preempt` fail that makes no room: `_extend` would call it forever."""
-    preempt = scheduler.preempt
-
-    def bounded() -> None:
-        before, running = owners(scheduler), len(scheduler.running)
-        preempt()
-        picture = f"before\n{before}\nafter `preempt`\n{owners(scheduler)}"
-        made_room = len(scheduler.running) < running and scheduler.allocator.free
-        expect(made_room, "`preempt` must take a request out of `running` and free its pages", picture)
-
-    scheduler.preempt = bounded

@@ -123,63 +123,48 @@ def expect_stats(what: str, engine: BaseEngine, wanted: Mapping[str, float]) -> 
     expect_rows(f"stats, {what}", [stats.get(name) for name in wanted], [*wanted.values()], name=[*wanted])
 
 
-def expect_table(what: str, table: Mapping[str, str | tuple[list, list]]) -> None:
-    """Fail with all rows, yours under those wanted, and the first wrong place of all marked.
-
-    table: for each name yours and wanted, or a heading with a letter for each column.
-    """
-    lines: dict[str, Sequence] = {}
-    wrong = ""
-    for name, row in table.items():
-        if isinstance(row, str):
-            lines[name] = row
-            continue
-        mine, wanted = row
-        lines |= {name: wanted, f"{name}, yours": mine}
-        if not wrong and (place := first_difference(mine, wanted)) is not None:
-            wrong = f"{what}: {name}, place {place} is wrong"
-            lines[""] = [" "] * place + ["^"]
-    expect(not wrong, wrong, rows(lines))
-
-
-def expect_attention(mine: Tensor, q: Tensor, pasts: list[tuple[Tensor, Tensor]], names: list[str]) -> None:
-    """Fail unless each row of `mine`, [N, H, D], is what its query makes of its past: keys and values up to itself."""
-    right = isinstance(mine, torch.Tensor) and mine.shape == q.shape
-    expect(right, f"`attend` must return a tensor of shape {list(q.shape)}, not {getattr(mine, 'shape', mine)}")
-    errors = {}
-    for name, row, query, past in zip(names, mine, q, pasts, strict=True):
-        keys, values = (x.transpose(0, 1) for x in past)  # [H_kv, S, D]
-        wanted = F.scaled_dot_product_attention(query[:, None], keys, values, enable_gqa=True)[:, 0]
-        errors[name] = (row - wanted).abs().max().item()
-    expect(max(errors.values()) < 1e-4, "attention differs from the definition; the error by token", bars(errors, 1.0))
+def expect_tensors(of: Any, requests: str, **wanted: list) -> None:
+    """Fail unless these attributes have these values, of which each belongs to the request with the letter above it."""
+    for name, values in wanted.items():
+        expect_rows(name, getattr(of, name).tolist(), values, request=requests)
 
 
 def expect_attention_in_steps(
     stage: StageUnderTest,
+    cache: Any,
     steps: Sequence[Sequence[tuple[str, int, int]]],
     bind: Callable[[Sequence[tuple[str, int, int]]], Any],
-    key_of: Callable[[str, int], Tensor],
+    place_of: Callable[[str, int], Any],
 ) -> None:
-    """Fail unless each step leaves its keys in the cache, and each of its tokens attends to its own past, in layer 3.
+    """Fail unless each step leaves its keys and values in the cache, in layer 3, and attends to each token's past.
 
     steps: of each request that runs its name, its first token and the one behind its last. bind: to a step's `attend`.
-    key_of: the key of a request's token in the cache, [H_kv, D].
+    place_of: the place of a request's token in one layer of the cache, as an index.
     """
     config = stage.loaded.config
     torch.manual_seed(0)
+    cache.k.zero_()
     past: dict[str, list[tuple[Tensor, Tensor]]] = defaultdict(list)
     for spans in steps:
         tokens = [(name, position) for name, start, stop in spans for position in range(start, stop)]
+        names = [f"{name}{position}" for name, position in tokens]
         q = torch.randn(len(tokens), config.num_heads, config.head_dim)
         k, v = torch.randn(2, len(tokens), config.num_kv_heads, config.head_dim)
-        mine, pasts = bind(spans)(3, q, k, v), []
-        for (name, _), key, value in zip(tokens, k, v, strict=True):
-            past[name].append((key, value))
-            pasts.append(tuple(torch.stack(one) for one in zip(*past[name], strict=True)))
-        names = [f"{name}{position}" for name, position in tokens]
-        stored = [torch.equal(key_of(*token), key) for token, key in zip(tokens, k, strict=True)]
-        expect_rows("keys in their slots", stored, [True] * len(names), token=names)
-        expect_attention(mine, q, pasts, names)
+        mine = bind(spans)(3, q, k, v)
+        right = isinstance(mine, Tensor) and mine.shape == q.shape
+        expect(right, f"`attend` must return a tensor of shape {list(q.shape)}, not {getattr(mine, 'shape', mine)}")
+        for kind, pool, new in (("keys", cache.k, k), ("values", cache.v, v)):
+            stored = [torch.equal(pool[3][place_of(*token)], row) for token, row in zip(tokens, new, strict=True)]
+            expect_rows(f"{kind} in their places", stored, [True] * len(tokens), token=names)
+        errors = {}
+        for i, (name, _) in enumerate(tokens):
+            past[name].append((k[i], v[i]))
+            keys, values = (torch.stack(rows, dim=1) for rows in zip(*past[name], strict=True))  # [H_kv, S, D]
+            wanted = F.scaled_dot_product_attention(q[i][:, None], keys, values, enable_gqa=True)[:, 0]
+            errors[names[i]] = (mine[i] - wanted).abs().max().item()
+        picture = bars(errors, 1.0)
+        expect(max(errors.values()) < 1e-4, "attention differs from the definition; the error by token", picture)
+    expect(not cache.k[[0, -1]].any(), "layers that were not run have keys: `layer` picks the pool")
 
 
 def expect_error(kind: type[Exception], call, what: str) -> str:
@@ -199,22 +184,17 @@ def commit(scheduler: Any, chunks: list) -> None:
     scheduler.count_computed(chunks)
 
 
-def expect_steps(
-    scheduler: Any, arriving: list[dict[str, int]], wanted: list[dict[str, int]], in_order: bool = True
-) -> None:
-    """Fail unless each step runs the wanted tokens of each request; in_order: and in the wanted order.
+def expect_steps(scheduler: Any, arriving: list[dict[str, int]], wanted: list[dict[str, int]]) -> None:
+    """Fail unless each step runs the wanted tokens of each request, in the wanted order.
 
     arriving: the prompts, in tokens, that arrive before each of the first steps, by the names of their requests.
     """
-    names = sorted({name for step in [*arriving, *wanted] for name in step})
     for number, right in enumerate(wanted, 1):
         for name, tokens in arriving[number - 1].items() if number <= len(arriving) else ():
             scheduler.add(make_request(name, [10 + ord(name)] * tokens, 40))
         chunks = scheduler.schedule()
         mine = {one.sequence.request.request_id: len(one.token_ids) for one in chunks}
-        tables = {"wanted": [right.get(n, "·") for n in names], "yours": [mine.get(n, "·") for n in names]}
-        same = mine == right and (not in_order or [*mine] == [*right])
-        expect(same, f"step {number} runs {mine}, not {right}", rows({"request": names} | tables))
+        expect([*mine.items()] == [*right.items()], f"step {number} runs {mine}, not {right}")
         commit(scheduler, chunks)
 
 

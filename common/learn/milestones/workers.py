@@ -1,6 +1,7 @@
 """What the milestones of stage 08 share: workers by hand, and a fleet that loses things."""
 
 from typing import Any
+from unittest import mock
 
 from .stage_under_test import StageUnderTest, endless
 
@@ -17,13 +18,16 @@ def order(stage: StageUnderTest, key: str, prompt: list[int], output=(), max_tok
     return stage.messages.Order(key, prompt, list(output), endless(max_tokens), 0, max_tokens, **more)
 
 
-def mortal_fleet(stage: StageUnderTest) -> type:
-    """Return a LocalFleet that can lose workers, mail and reports. Each turn ends with a heartbeat."""
+def make_fleet_engine(stage: StageUnderTest, **options) -> Any:
+    """Return the stage's Engine in front of a LocalFleet that can lose workers, mail and reports. Each turn of a worker
+    ends with a heartbeat.
+    """
 
     class MortalFleet(stage.fleet.LocalFleet):
         def __init__(self, makers):
-            super().__init__(makers)
-            self.news, self.dead, self.unheard = [], set(), set()
+            # The given makers would warm each engine up. With these options all roles have the same engines.
+            super().__init__([lambda: make_worker(stage).engine] * len(makers))
+            self.dead = set()  # workers whose mail is lost: up to the hello of the next process
             self.lose_mail = False  # whether the next mail is lost
             self.unsaid = set()  # workers that lose a report: worker 0 its next with tickets, others with tokens
             self.repeats = False  # whether each report comes a second time, with the next ones
@@ -31,11 +35,12 @@ def mortal_fleet(stage: StageUnderTest) -> type:
 
         def send(self, number, mail):
             lost, self.lose_mail = self.lose_mail, False
-            if not lost and number not in self.dead | self.unheard:
+            if not lost and number not in self.dead:
                 super().send(number, mail)
 
         def events(self, seconds):
-            events, self.due, self.news, self.unheard = [*self.due, *self.news], [], [], set()
+            events, self.due = self.due, []
+            self.dead -= {one.number for one in events if isinstance(one.news, stage.messages.Hello)}
             for number, worker in enumerate(self.workers):
                 if self.poison and any(key.startswith(self.poison) for key in worker.held):
                     self.die(number)
@@ -45,28 +50,17 @@ def mortal_fleet(stage: StageUnderTest) -> type:
                         self.unsaid.remove(number)
                     else:
                         events.append(event)
-                        self.news += [event] * self.repeats
+                        self.due += [event] * self.repeats
             return events
 
         def die(self, number, returns=True):
             """End a worker, with all that it has not reported. With `returns` an empty one takes its place."""
             self.workers[number].transport.offers.clear()
-            self.workers[number] = stage.worker.Worker(self.makers[number](), stage.kv_transport.LocalTransport())
-            self.news.append(stage.fleet.Event(number, stage.messages.Lost("killed")))
-            self.unheard.add(number)
+            self.workers[number] = worker = make_worker(stage)
+            self.dead.add(number)
+            self.due.append(stage.fleet.Event(number, stage.messages.Lost("killed")))
             if returns:
-                self.news.append(stage.fleet.Event(number, self.workers[number].hello()))
-            else:
-                self.dead.add(number)
+                self.due.append(stage.fleet.Event(number, worker.hello()))
 
-    return MortalFleet
-
-
-def make_fleet_engine(stage: StageUnderTest, **options) -> Any:
-    """Return the stage's Engine in front of a mortal fleet."""
-    module = stage.deployment
-    original, module.LocalFleet = module.LocalFleet, mortal_fleet(stage)
-    try:
+    with mock.patch.object(stage.deployment, "LocalFleet", MortalFleet):
         return stage.make_engine(**OPTIONS, **options)
-    finally:
-        module.LocalFleet = original

@@ -43,7 +43,7 @@ class Engine(BaseEngine):
     ):
         super().__init__(loaded)
         head_dim = self.config.head_dim
-        backend, self.startup_notes = choose_attention(attention, self.device, self.dtype, head_dim, page_size)
+        backend, self.startup_notes = choose_attention(attention, self.device, self.dtype, head_dim)
         # Memory is counted in pages.
         budget = kv_bytes_left(loaded, token_budget, max_running) if kv_memory is None else parse_bytes(kv_memory)
         num_pages = pages_that_fit(budget, page_size, self.config.kv_bytes_per_token(self.dtype))

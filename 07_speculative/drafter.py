@@ -83,7 +83,7 @@ class DraftModel:
     def __init__(self, loaded: Loaded, num_pages: int, page_size: int, attention: str, read_budget: int):
         self.model, self.device = loaded.model, loaded.device
         self.context_length = loaded.config.context_length
-        backend, _ = choose_attention(attention, loaded.device, loaded.dtype, loaded.config.head_dim, page_size)
+        backend, _ = choose_attention(attention, loaded.device, loaded.dtype, loaded.config.head_dim)
         self.cache = KVCache(loaded, num_pages, page_size, backend)
         self.read_budget = read_budget
         self.reads_prompts = False  # whether it reads prompts, or pieces of them, in this step

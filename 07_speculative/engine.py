@@ -56,7 +56,7 @@ class Engine(BaseEngine):
         super().__init__(loaded)
         draft_model = load_draft_model(draft, loaded)
         head_dim = self.config.head_dim
-        backend, self.startup_notes = choose_attention(attention, self.device, self.dtype, head_dim, page_size)
+        backend, self.startup_notes = choose_attention(attention, self.device, self.dtype, head_dim)
         self.startup_notes += f", draft={draft_model.name if draft_model else 'lookup'}"
         scored = max_running * (1 + (MAX_DRAFT_TOKENS if num_draft_tokens is None else num_draft_tokens))  # rows
         drawn = scored if draft_model else 0  # rows whose draft tokens come with their distributions

@@ -142,8 +142,6 @@ def build_engine(stage: Path, engine_class: type[BaseEngine], args: argparse.Nam
     """Load the model and build the stage's engine; with --tensor-parallel, one that drives the engines of all ranks."""
     model = {"device": args.device, "dtype": args.dtype, "load_format": args.load_format}
     model["kv_dtype"] = getattr(args, "kv_dtype", "auto")  # stages without pages do not have the option
-    if model["kv_dtype"] == "int8" and args.attention == "flash":
-        raise InvalidInput("flash attention of torch reads no K and V of 8 bits: leave out --attention or --kv-dtype")
     options = {name: vars(args)[name] for name in inspect.signature(engine_class).parameters if name in args}
     options |= {"graphs": args.graphs, "overlap": args.overlap}
     options["scheduling"] = scheduling_of(args)

@@ -197,7 +197,7 @@ def chunk_price(loaded: Loaded, attention: str | None, token_seconds: float) -> 
 def attend_pages(loaded: Loaded, attention: str, requests: int, tokens: int, seen: int) -> Callable[[], object]:
     """Return the attention of one layer: of the last `tokens` of `seen` tokens of each request, which lie in pages."""
     config, size = loaded.config, 16
-    backend, _ = choose_attention(attention, loaded.device, loaded.dtype, config.head_dim, size)
+    backend, _ = choose_attention(attention, loaded.device, loaded.dtype, config.head_dim)
     tables = torch.arange(requests * -(-seen // size)).view(requests, -1)
     k = torch.zeros(tables.numel(), size, config.num_kv_heads, config.kv_width, dtype=loaded.kv_dtype)
     v, q = k.clone(), torch.ones(requests * tokens, config.num_heads, config.head_dim, dtype=loaded.dtype)

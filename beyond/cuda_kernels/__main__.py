@@ -38,7 +38,7 @@ def case(lengths: list[int], device: str, H_kv: int = 8, groups: int = 2, D: int
 
 def attend_by(name: str, q: Tensor, k_pages: Tensor, v_pages: Tensor, batch: PagedBatch) -> Tensor:
     """Return the attention of the same requests by the course's backend of this name."""
-    backend, _ = choose_attention(name, q.device, q.dtype, q.shape[2], batch.page_size)
+    backend, _ = choose_attention(name, q.device, q.dtype, q.shape[2])
     return backend.attend(q, k_pages, v_pages, backend.prepare(batch))
 
 

@@ -1,6 +1,6 @@
 """Attention over keys and values that lie in pages: one interface, and several backends behind it.
 
-    attention, why = choose_attention("auto", device, dtype, head_dim, page_size)
+    attention, why = choose_attention("auto", device, dtype, head_dim)
     plan = attention.prepare(batch)                                   # once a step
     attention.write(k, v, k_pages, v_pages, batch.slot_mapping)       # once a layer
     attended = attention.attend(q, k_pages, v_pages, plan)            # once a layer
@@ -10,13 +10,9 @@
 | `torch` | anything | gathers the pages, then masked scaled-dot-product attention: the definition of the others |
 | `numba` | CPU, float32 and bfloat16 | one compiled loop over blocks of rows, which reads pages where they lie |
 | `triton` | CUDA | kernels of the course: write, decode with K and V split over programs, ragged prefill |
-| `flash` | CUDA | `torch.nn.attention.varlen`, where torch has its paged form; only if asked for by name |
-
-`flash` decodes with one split, so that a request's result does not depend on the batch: at batch 1 one program for each
-head reads all of K and V, and most of a GPU does nothing. The course's own kernels split a sequence into fixed pieces.
 
 Pages are `[pages, page_size, H_kv, D]` in every backend, for K and for V: what one token has in them is contiguous.
-With `--kv-dtype int8` they are int8 and D + 4 wide (int8.py), which all backends but `flash` read.
+With `--kv-dtype int8` they are int8 and D + 4 wide (int8.py), which all backends read.
 
 A new backend is a module NAME_backend.py with `create`, its name in BACKENDS and options.toml, and where it runs in
 `candidates` and `why_not`; tests/common/test_attention.py holds all of them to the definition.
@@ -34,7 +30,7 @@ from common.fused.triton_launch import why_not_triton
 
 from .batch import PagedBatch
 
-BACKENDS = ("torch", "numba", "triton", "flash")
+BACKENDS = ("torch", "numba", "triton")
 
 
 class Attention(Protocol):
@@ -53,9 +49,7 @@ class Attention(Protocol):
         """Return `[N, H, D]`: each row's attention to its own sequence, up to its own position."""
 
 
-def choose_attention(
-    name: str, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int
-) -> tuple[Attention, str]:
+def choose_attention(name: str, device: torch.device, dtype: torch.dtype, head_dim: int) -> tuple[Attention, str]:
     """Return the backend of that name, or for "auto" the fastest one here, and one line that says why.
 
     Raise InvalidInput for an unknown name, or if a backend that was asked for by name cannot run here.
@@ -67,7 +61,7 @@ def choose_attention(
         candidates = ("triton", "torch") if device.type == "cuda" else ("numba", "torch")
     missing = []
     for candidate in candidates:
-        reason = why_not(candidate, device, dtype, head_dim, page_size)
+        reason = why_not(candidate, device, dtype)
         if reason is None:
             module = import_module(f".{candidate}_backend", __name__)
             because = "asked for" if name != "auto" else "; ".join([*missing, f"the fastest there is on {device.type}"])
@@ -76,7 +70,7 @@ def choose_attention(
     raise InvalidInput(f"the attention backend {name!r} cannot run here: {reason}")
 
 
-def why_not(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, page_size: int) -> str | None:
+def why_not(name: str, device: torch.device, dtype: torch.dtype) -> str | None:
     """Return why a backend cannot be used here, None if it can."""
     if name == "triton":
         if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
@@ -86,8 +80,4 @@ def why_not(name: str, device: torch.device, dtype: torch.dtype, head_dim: int, 
         if device.type != "cpu" or dtype not in (torch.float32, torch.bfloat16):
             return "it is for float32 and bfloat16 on the CPU"
         return why_not_numba()
-    if name == "flash":
-        from .flash_backend import why_not_flash
-
-        return why_not_flash(device, dtype, head_dim, page_size)
     return None

@@ -58,8 +58,7 @@ class Case:
         self.q, *self.kv = qkv.split([heads, kv_heads, kv_heads], dim=1)
 
     def backend(self, name):
-        page_size, (_, _, head_dim) = self.batch.page_size, self.q.shape
-        return choose_attention(name, self.q.device, self.q.dtype, head_dim, page_size)[0]
+        return choose_attention(name, self.q.device, self.q.dtype, self.q.shape[2])[0]
 
     def expected(self, window=None):
         """One request after the other, in float64."""
@@ -188,17 +187,6 @@ def test_pages_so_far_behind_that_offsets_need_64_bits(device):
     check("triton", [(1, 40), (40, 90)], device=device, dtype=torch.float16, first_page=first_page, **ONE_HEAD)
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["float16", "bfloat16"])
-def test_flash(dtype):
-    page_size = 256
-    try:
-        choose_attention("flash", torch.device("cuda"), dtype, 64, page_size)
-    except ValueError as error:
-        pytest.skip(f"{error}")
-    check("flash", [(1, 17), (1, 600), (33, 300)], device="cuda", dtype=dtype, page_size=page_size)
-
-
 # ---- The choice ----
 
 
@@ -211,24 +199,24 @@ def test_flash(dtype):
         pytest.param("auto", "cuda", torch.float16, (8, 0), "attention=triton (the fastest", marks=needs_triton),
         ("auto", "cuda", torch.float16, (7, 5), "attention=torch (no triton: before compute capability 8.0"),
         ("xformers", "cpu", torch.float32, None, "no attention backend 'xformers'"),
-        ("flash", "cpu", torch.float32, None, "'flash' cannot run here: it needs a CUDA device"),
+        ("numba", "cpu", torch.float16, None, "'numba' cannot run here: it is for float32 and bfloat16 on the CPU"),
     ],
 )
 def test_the_choice_says_why(name, device, dtype, capability, line, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(triton_launch, "why_no_driver", lambda: None)
     if line.startswith("attention="):
-        attention, why = choose_attention(name, torch.device(device), dtype, 64, 16)
+        attention, why = choose_attention(name, torch.device(device), dtype, 64)
         assert why.startswith(line) and f"attention={attention.name} " in why
     else:
         with pytest.raises(ValueError, match=line):
-            choose_attention(name, torch.device(device), dtype, 64, 16)
+            choose_attention(name, torch.device(device), dtype, 64)
 
 
 def test_a_numba_that_refuses_this_numpy_is_as_good_as_none(monkeypatch):
     refused = Mock(side_effect=ImportError("Numba needs NumPy 2.4 or less. Got NumPy 2.5."))
     monkeypatch.setattr("common.fused.import_module", refused)
-    attention, why = choose_attention("auto", CPU, torch.float32, 64, 16)
+    attention, why = choose_attention("auto", CPU, torch.float32, 64)
     assert attention.name == "torch" and "no numba: the package numba cannot be imported: Numba needs NumPy 2.4" in why
     model = random_model(SMALL)
     assert choose_model(model, "auto") is model
@@ -242,6 +230,6 @@ def test_triton_is_not_chosen_where_it_cannot_compile_its_part_in_c(monkeypatch)
     monkeypatch.setattr(driver, "_active", SimpleNamespace(get_current_target=without_compiler))
     monkeypatch.setattr(triton_launch, "why_no_driver", triton_launch.why_no_driver.__wrapped__)  # without its cache
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    attention, why = choose_attention("auto", torch.device("cuda"), torch.bfloat16, 64, 16)
+    attention, why = choose_attention("auto", torch.device("cuda"), torch.bfloat16, 64)
     assert attention.name == "torch" and "no triton: it needs gcc and Python's headers" in why
     assert not has_kernels(torch.device("cuda"))

@@ -165,7 +165,7 @@ def run(dtype):
     heads = numba_kernels.Rotation(torch.arange(33), table, table, None, None, 0.0, 4, 2)
     q, k, v = heads.heads(torch.randn(33, 512).to(dtype))
     yield from (q.contiguous(), k)
-    attention, _ = choose_attention("numba", torch.device("cpu"), dtype, 64, 16)
+    attention, _ = choose_attention("numba", torch.device("cpu"), dtype, 64)
     pages = torch.randn(2, 9, 16, 2, 64).to(dtype)
     tables = [[i % 7, 8, 7] for i in range(33)]
     batch = PagedBatch.pack([1] * 33, [5 + i for i in range(33)], tables, torch.arange(33), 16)

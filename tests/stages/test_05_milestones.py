@@ -134,7 +134,7 @@ def test_attention_over_pages(stage):
     Second hint: attention.write(k, v, ..., self.batch.slot_mapping), then attention.attend(q, ..., self.plan).
     """
     config, running = stage.loaded.config, {"A": sequence(stage, "A", 7, [6, 1]), "B": sequence(stage, "B", 5, [3, 0])}
-    backend, _ = choose_attention("torch", torch.device("cpu"), torch.float32, config.head_dim, 4)
+    backend, _ = choose_attention("torch", torch.device("cpu"), torch.float32, config.head_dim)
     cache = stage.kv_cache.KVCache(stage.loaded, 8, 4, backend)
 
     def bind(spans):

@@ -32,7 +32,6 @@ from common.request import Request
 from common.sampling import SamplingParams, draw, probabilities, uniform
 
 LAYERS, VOCABULARY, PAGE_SIZE = 2, 16, 16
-FLASH_PAGE_SIZE = 256  # torch's flash attention takes no smaller pages
 ALLOWED = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}  # relative errors
 
 
@@ -76,7 +75,7 @@ def times_of(case: Case, device: torch.device, samples: int) -> dict[str, dict]:
             function = make()
             found = function(*inputs[0])
             expected = found if expected is None else expected
-            if name.startswith("triton"):  # Pages of `flash` have another size, so its requests have other tokens.
+            if name.startswith("triton"):
                 errors[name] = ((found.double() - expected.double()).norm() / expected.double().norm()).item()
             times[name] = 1e6 * median_seconds(function, device, inputs, graph=case.graph, repeats=samples)
         except Exception as error:  # Triton and PyTorch have exceptions of many classes for what they cannot run
@@ -104,22 +103,22 @@ def layers_case(config: ModelConfig, N: int, device: torch.device, dtype: torch.
 def attention_case(config: ModelConfig, B: int, context: int, device: torch.device, dtype: torch.dtype) -> Case:
     """Return a case: one token of each of B requests attends to `context` tokens."""
     H, H_kv, D = config.num_heads, config.num_kv_heads, config.head_dim
-    slots = B * -(-context // FLASH_PAGE_SIZE) * FLASH_PAGE_SIZE  # enough for pages of either size
+    slots = B * -(-context // PAGE_SIZE) * PAGE_SIZE
 
     def arguments() -> tuple:
         return tuple(torch.randn(shape, device=device, dtype=dtype) for shape in ((B, H, D), *2 * [(slots, H_kv, D)]))
 
-    def decode(name: str, page_size: int = PAGE_SIZE, tile: Tile | None = None) -> Callable:
-        backend, _ = choose_attention(name, device, dtype, D, page_size)
+    def decode(name: str, tile: Tile | None = None) -> Callable:
+        backend, _ = choose_attention(name, device, dtype, D)
         if tile:
             backend.tile = tile
-        order = torch.randperm(slots // page_size, generator=torch.Generator().manual_seed(0))  # pages lie anywhere
-        tables = order.view(B, -1)[:, : -(-context // page_size)].tolist()
+        order = torch.randperm(slots // PAGE_SIZE, generator=torch.Generator().manual_seed(0))  # pages lie anywhere
+        tables = order.view(B, -1)[:, : -(-context // PAGE_SIZE)].tolist()
         nowhere = torch.full((B,), -1, device=device)
-        plan = backend.prepare(PagedBatch.pack([1] * B, [context] * B, tables, nowhere, page_size))
-        return lambda q, k, v: backend.attend(q, k.unflatten(0, (-1, page_size)), v.unflatten(0, (-1, page_size)), plan)
+        plan = backend.prepare(PagedBatch.pack([1] * B, [context] * B, tables, nowhere, PAGE_SIZE))
+        return lambda q, k, v: backend.attend(q, k.unflatten(0, (-1, PAGE_SIZE)), v.unflatten(0, (-1, PAGE_SIZE)), plan)
 
-    variants = {"torch": partial(decode, "torch"), "flash": partial(decode, "flash", FLASH_PAGE_SIZE)}
+    variants = {"torch": partial(decode, "torch")}
     variants |= {f"triton {list(tile)}": partial(decode, "triton", tile=tile) for tile in TILES}
     nbytes = (2 * context * H_kv + 2 * H) * D * B * dtype.itemsize
     return Case(f"attention, D={D}", B, nbytes, arguments, variants)

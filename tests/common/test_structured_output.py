@@ -116,8 +116,9 @@ def test_masks_are_those_of_the_tokens_in_any_order(draft):
 WIDE = {"type": "object", "properties": {f"k{i}": TEXT for i in range(700)}, "additionalProperties": False}
 
 
-def test_an_answer_ends_where_a_bound_is_exceeded(engine):
+def test_an_answer_ends_where_a_bound_is_exceeded(draft):
     """It is cut there, says so, and does not go on in free text."""
+    engine = load_engine("07")(draft, **DRAFTED)
     form = json_grammar({"type": "array", "items": WIDE, "minItems": 1})
     params = [asked(form, seed=seed) for seed in (1, 2, None)]
     for answer in engine.generate(["x"] * 3, params):
@@ -137,7 +138,6 @@ TOO_MUCH = {
     "deep": ("json", functools.reduce(lambda inner, _: {"items": inner, "type": "array"}, range(100), {})),
     "long": ("json", {"enum": ["x" * 200_000]}),
     "long regex": ("regex", "a" * 200_000),
-    "long grammar": ("lark", "a" * 200_000),
     "deep grammar": ("lark", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
     "a long number": ("json", {"const": 10**400}),
     "too wide": ("json", WIDE),

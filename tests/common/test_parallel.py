@@ -4,20 +4,17 @@ Ranks are threads of this process here; test_tensor_parallel.py has processes.
 """
 
 import json
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from common.learn.milestones.stage_under_test import causal_attention
 from common.loader import Loaded, load_model
 from common.loader import shard as shard_module
 from common.loader.shard import WHOLE, Shard
 from tests.helpers.small_models import LLAMA_FILE, save_weights
+from tests.helpers.thread_ranks import Threads
 
 LLAMA = LLAMA_FILE | {
     "vocab_size": 96, "num_attention_heads": 8, "num_key_value_heads": 4, "tie_word_embeddings": True
@@ -30,35 +27,6 @@ CONFIGS = {
     "vocabulary of 97, tied": LLAMA | {"vocab_size": 97},
     "a rank without vocabulary": LLAMA | {"vocab_size": 9, "tie_word_embeddings": False},
 }
-
-
-class Threads:
-    """Stands in for `torch.distributed` where the ranks are threads of this process, called rank_0 and so on."""
-
-    ReduceOp = dist.ReduceOp
-
-    def __init__(self, count: int):
-        self.count, self.barrier, self.places = count, threading.Barrier(count, timeout=20), [None] * count
-
-    def run(self, function) -> list:
-        """Return the results of `function(rank)`, run by all ranks at the same time."""
-        with ThreadPoolExecutor(self.count, thread_name_prefix="rank") as pool:
-            return list(pool.map(function, range(self.count)))
-
-    def exchange(self, value: Any) -> list[Any]:
-        self.places[int(threading.current_thread().name.split("_")[1])] = value
-        self.barrier.wait()
-        values = list(self.places)
-        self.barrier.wait()
-        return values
-
-    def all_reduce(self, tensor, op=dist.ReduceOp.SUM) -> None:
-        together = torch.stack(self.exchange(tensor.clone()))
-        tensor.copy_(together.sum(0) if op == dist.ReduceOp.SUM else together.amin(0))
-
-    def all_gather(self, parts, tensor) -> None:
-        for part, other in zip(parts, self.exchange(tensor.clone()), strict=True):
-            part.copy_(other)
 
 
 def load(folder: Path, shard: Shard = WHOLE, **options) -> Loaded:

@@ -1,7 +1,9 @@
 """Ray under a Cluster: it lives as long as the Cluster, serves one process, and its loss is noticed; and where workers
 run, with which GPUs and threads, or the error if there is no room."""
 
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -116,6 +118,16 @@ class TestOurOwn:
         own.close()
         assert not ray.is_initialized()
         assert_all_end(token)
+
+
+def test_what_sigterm_does_is_not_rays_to_change():
+    told = []
+    before = signal.signal(signal.SIGTERM, lambda *_: told.append("ours"))
+    with joining.own_sigterm():
+        ctypes.pythonapi.PyOS_setsig(signal.SIGTERM, 0)  # as Ray's library does, behind Python's back
+    signal.raise_signal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+    assert told == ["ours"]
 
 
 # ---- Addresses ----
@@ -266,3 +278,8 @@ def test_workers_share_gpus_if_there_are_too_few(there, count, device, expected)
 def test_without_room_for_all_workers_a_sentence_says_what_they_need(there, count, device, needs):
     with pytest.raises(ValueError, match=f"{count} workers need {needs} each, on one machine, and Ray has 2 machines"):
         plan([{"Resources": one} for one in there], count, device, mine=False)
+
+
+def test_a_gpu_with_a_number_is_refused():
+    with pytest.raises(ValueError, match="cannot run on 'cuda:1'"):
+        Cluster(None, 2, device="cuda:1")

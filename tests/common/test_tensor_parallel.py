@@ -123,13 +123,9 @@ def test_ranks_meet_on_loopback(two):
     assert listening == {"127.0.0.1"}
 
 
-def test_a_second_group_and_an_adaptive_number_of_draft_tokens_are_refused(two):
-    with pytest.raises(ValueError, match="--num-draft-tokens"):
-        TensorParallelEngine(two, "07")
+def test_a_second_group_is_refused(two):
     with pytest.raises(ValueError, match="already"):
         Ranks(2, device="cpu")
-    engine = TensorParallelEngine(two, "05")
-    assert engine.generate([STORY], SamplingParams(max_tokens=2))[0].token_ids, "neither has ended the ranks"
 
 
 def test_closing_ends_the_ranks(built, two, monkeypatch):
@@ -206,6 +202,7 @@ def test_a_rank_that_fails_says_why(own_two):
         ("02", ["--tensor-parallel", "2", "--device", "cuda:1"], "give the device as cuda"),
         ("02", ["--tensor-parallel", "3", "--device", "cuda"], "3 ranks need a GPU each, and torch sees 2 CUDA"),
         ("02", ["--tensor-parallel", "2", "--demo"], "--prompt or --serve"),
+        ("07", ["--tensor-parallel", "2"], "--num-draft-tokens"),  # a number by measured times differs among ranks
         ("08", ["--tensor-parallel", "2"], "in stage 08 each worker has one process: .* with stages 01 to 07"),
     ],
 )

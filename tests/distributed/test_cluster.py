@@ -206,34 +206,14 @@ def test_a_program_survives_a_lost_worker_and_a_lost_head_and_ray_prints_nothing
     assert_all_end(token)
 
 
-# ---- A head that is silent ----
-
-
-@pytest.fixture
-def silent(monkeypatch):
-    """A Cluster, not joined to anything, whose head answers no look; `looking` is set when one has begun."""
+def test_a_head_that_does_not_answer_counts_as_lost(monkeypatch):
     monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
-    cluster, answer = Cluster.__new__(Cluster), threading.Event()
-    cluster._closing, cluster._head, cluster.failure, cluster.looking = Future(), "here", None, threading.Event()
-    cluster._look = lambda: cluster.looking.set() or answer.wait()
-    yield cluster
-    answer.set()
-
-
-def test_a_head_that_does_not_answer_counts_as_lost(silent, monkeypatch):
     monkeypatch.setattr(module, "SILENCE_SECONDS", 0.1)
-    silent._watch()
-    assert silent.failure.startswith("Ray's head at here is lost: no answer for")
-
-
-def test_a_look_without_an_answer_does_not_hold_up_the_end(silent, monkeypatch):
-    monkeypatch.setattr(module, "SILENCE_SECONDS", 1e4)
-    watching = threading.Thread(target=silent._watch, daemon=True)
-    watching.start()
-    assert silent.looking.wait(SECONDS)
-    silent._closing.set_result(None)
-    watching.join(SECONDS)
-    assert not watching.is_alive()
+    cluster, answer = Cluster.__new__(Cluster), threading.Event()
+    cluster._closing, cluster._head, cluster.failure, cluster._look = Future(), "here", None, answer.wait
+    cluster._watch()
+    answer.set()
+    assert cluster.failure.startswith("Ray's head at here is lost: no answer for")
 
 
 # ---- Places ----

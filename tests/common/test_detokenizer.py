@@ -119,8 +119,9 @@ def test_any_tokens_of_a_sentencepiece_tokenizer(prompt, output):
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_a_character_begun_in_the_prompt_costs_no_later_text(cut):
+    """Nor does the one before it, of which the first tokens are too far back."""
     word, turtle = SENTENCEPIECE("the")["input_ids"], byte_ids("🐢".encode())
-    assert "".join(said(SENTENCEPIECE, word + turtle[:cut], turtle[cut:] + word + turtle)) == " the🐢"
+    assert "".join(said(SENTENCEPIECE, word + turtle + turtle[:cut], turtle[cut:] + word + turtle)) == " the🐢"
 
 
 class Counted(IncrementalDetokenizer):

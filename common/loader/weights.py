@@ -183,6 +183,8 @@ def stored_tensors(folder: Path, config: ModelConfig) -> Iterator[tuple[Path, st
         paths = [folder / file for file in sorted(set(weight_map.values()))]
     elif single.exists():
         paths = [single]
+    elif paths := sorted(folder.glob("model-*-of-*.safetensors")):
+        pass  # they name their tensors, and a missing one is noticed
     elif list(folder.glob("*.bin")):
         raise InvalidInput(f"{folder}: has pytorch_model.bin but no model.safetensors, the only format read here")
     else:

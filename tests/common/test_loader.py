@@ -201,11 +201,14 @@ def test_a_missing_or_damaged_file_is_named(file, left, error, says, checkpoint,
     assert message.startswith(f"{path}: ") and says in message
 
 
-def test_an_index_wins_over_a_single_file(checkpoint, tmp_path):
+def test_an_index_wins_over_a_single_file_and_files_without_an_index_are_found(checkpoint, tmp_path):
     stray = checkpoint()
     save_shards({name: tensor + 1 for name, tensor in stray.items()}, tmp_path / "model.safetensors")
-    model = load_model(tmp_path, device="cpu", fused=False).model
-    assert torch.equal(model.embedding.weight, stray["model.embed_tokens.weight"] + 1)
+    for _ in ("with an index and a stray file", "without both"):
+        model = load_model(tmp_path, device="cpu", fused=False).model
+        assert torch.equal(model.embedding.weight, stray["model.embed_tokens.weight"] + 1)
+        (tmp_path / "model.safetensors").unlink(missing_ok=True)
+        (tmp_path / "model.safetensors.index.json").unlink(missing_ok=True)
 
 
 # ---- What loading costs ----

@@ -81,8 +81,6 @@ class NixlTransport:
 
     def register(self, pools: Sequence[Tensor]) -> None:
         """Name the pools whose pages travel together: each [pages, ...] and contiguous, all on one device."""
-        if any(not pool.is_contiguous() for pool in pools) or len({(len(pool), pool.device) for pool in pools}) != 1:
-            raise ValueError("pools must be contiguous tensors with the same number of pages on one device")
         self.pools = list(pools)
         self.kind = "VRAM" if pools[0].is_cuda else "DRAM"
         self.agent.register_memory(self.pools)

@@ -25,7 +25,7 @@ PROMPTS = ["The capital of France is Paris, and a page holds sixteen tokens of o
 PARAMS = SamplingParams(max_tokens=5)  # A page has 4 tokens, so each answer reaches another page.
 # Little memory and few requests, so that the measurements at the start of an engine take no time.
 PAGED = {"max_running": 2, "token_budget": 16, "kv_memory": "4M", "page_size": 4}
-STAGES = {  # each attends in another way
+STAGES = {  # Each attends in another way: one kind of model runs in all of them.
     "01": {}, "02": {}, "04": {"max_running": 2, "token_budget": 16}, "05": PAGED, "06": PAGED,
     "07": PAGED | {"num_draft_tokens": 2},
 }  # fmt: skip
@@ -63,7 +63,7 @@ def test_all_stages_give_the_tokens_and_scores_of_the_library(kind, checkpoint):
     expected = [reference.generate(prompt, PARAMS.max_tokens, ignore_eos=True) for prompt in prompts]
     assert loaded.note.startswith("model=transformers") and len(prompts[0]) > 12
     loaded.eos_token_ids = frozenset()
-    for stage in STAGES:
+    for stage in STAGES if kind == "Gemma3Text" else ["05"]:
         assert tokens_of(stage, loaded) == expected, f"stage {stage}"
     for options in {"attention": "torch"}, {"max_running": 1}:  # one request alone: steps of one token
         assert tokens_of("05", loaded, **options) == expected, options
@@ -78,10 +78,9 @@ def test_all_stages_give_the_tokens_and_scores_of_the_library(kind, checkpoint):
         assert tokens_of("05", loaded) != expected, "no answer depends on the window"
 
 
-@pytest.mark.parametrize("kv_dtype", ["auto", "int8"])
-def test_the_bundled_model_answers_alike_both_ways(kv_dtype):
-    ours, theirs = (load_model(device="cpu", model_impl=name, kv_dtype=kv_dtype) for name in ("auto", "transformers"))
-    assert ours.config.kv_int8 == theirs.config.kv_int8 == (kv_dtype == "int8")
+def test_the_bundled_model_answers_alike_both_ways():
+    """With K and V in 8 bits, which the library does not have."""
+    ours, theirs = (load_model(device="cpu", model_impl=name, kv_dtype="int8") for name in ("auto", "transformers"))
     assert isinstance(ours.model, Transformer) and not isinstance(theirs.model, Transformer)
     for stage in ("02", "06"):  # 02 has no pages
         assert tokens_of(stage, ours) == tokens_of(stage, theirs)

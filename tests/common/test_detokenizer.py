@@ -119,8 +119,9 @@ def test_any_tokens_of_a_sentencepiece_tokenizer(prompt, output):
 
 @pytest.mark.parametrize("cut", [1, 2, 3])
 def test_a_character_begun_in_the_prompt_costs_no_later_text(cut):
+    """Nor does the one before it, of which the first tokens are too far back."""
     word, turtle = SENTENCEPIECE("the")["input_ids"], byte_ids("🐢".encode())
-    assert "".join(said(SENTENCEPIECE, word + turtle[:cut], turtle[cut:] + word + turtle)) == " the🐢"
+    assert "".join(said(SENTENCEPIECE, word + turtle + turtle[:cut], turtle[cut:] + word + turtle)) == " the🐢"
 
 
 class Counted(IncrementalDetokenizer):
@@ -144,14 +145,10 @@ def test_the_cost_of_a_token_does_not_grow(tokenizer, kind):
     broken = BYTE_ID[0xA2] if tokenizer is SENTENCEPIECE else tokenizer.convert_tokens_to_ids("¢")
     text = tokenizer("the tin 🐢 a", add_special_tokens=False)["input_ids"]
     repeated = {"text": text, "special": [tokenizer.eos_token_id], "broken": [broken]}[kind]
-    most = 2 * MAX_INCOMPLETE_TOKENS if kind == "broken" else 24
-    costs = []
-    for count in (1000, 2000):
-        detokenizer = Counted(tokenizer, tokenizer("the")["input_ids"])
-        for token_id in (repeated * count)[:count]:
-            detokenizer.append(token_id)
-        costs.append(detokenizer.decoded)
-    assert costs[1] < min(2.1 * costs[0], 2000 * most)
+    detokenizer, count = Counted(tokenizer, tokenizer("the")["input_ids"]), 2000
+    for token_id in (repeated * count)[:count]:
+        detokenizer.append(token_id)
+    assert detokenizer.decoded < 2 * MAX_INCOMPLETE_TOKENS * count, "to decode all text again takes 1,000 a token"
 
 
 # ---- Stop strings ----

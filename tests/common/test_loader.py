@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 from transformers import AutoConfig, LlamaConfig, Phi3Config, Qwen3Config
 
 from common.errors import InvalidInput
-from common.loader import CHECKPOINTS, check_quantization, load_model, weights
+from common.loader import CHECKPOINTS, load_model
 from common.loader.config import COMPLETE_LLAMA, UNREAD, model_config, read_config, read_eos_token_ids, read_json
 from common.loader.device import choose_device
 from common.loader.shard import WHOLE, Shard
@@ -93,7 +93,8 @@ VALUES = st.none() | st.booleans() | st.integers(-1, 300) | st.floats(0, 2) | st
     st.dictionaries(st.sampled_from(sorted(KNOWN - UNREAD)), VALUES, max_size=3),
     st.sets(st.sampled_from(sorted(COMPLETE_LLAMA)), max_size=1),
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, set())
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_file_with_more_or_fewer_fields_means_what_transformers_reads(tmp_path, fields, left_out):
     """Or it is refused, also by the short way for complete files: with `rope_scaling`, logits were off by up to 17."""
     complete = read_json(CHECKPOINTS / "target" / "config.json")
@@ -131,21 +132,19 @@ def test_eos_token_ids(generation_config, eos_token_id, expected, config):
 # ---- Weights ----
 
 
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("asked", ["float32", "bfloat16", torch.float16])
+@pytest.mark.parametrize(
+    ("stored", "asked"),
+    [(torch.bfloat16, "float32"), (torch.float32, "bfloat16"), (torch.float16, torch.float16)],
+)
 def test_every_tensor_arrives_in_its_rows_and_in_the_type_asked_for(stored, asked, checkpoint, tmp_path):
     tensors = {name: tensor.to(stored) for name, tensor in checkpoint(attention_bias=True).items()}
     tables = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8)}  # old checkpoints store them: ignored
     save_shards(tensors | tables, tmp_path / "model.safetensors")
     loaded = load_model(str(tmp_path), device="cpu", dtype=asked, fused=False)  # Fused kernels pack the weights.
     parameters = dict(loaded.model.named_parameters())
-    names = checkpoint_names(loaded.config)
-    assert {tensor for _, tensor, _ in names} == set(tensors)
-    for name, tensor, rows in names:
+    for name, tensor, rows in checkpoint_names(loaded.config):
         assert torch.equal(parameters[name][rows], tensors[tensor].to(loaded.dtype))
-    assert {(parameter.dtype, parameter.requires_grad) for parameter in parameters.values()} == {(loaded.dtype, False)}
     assert loaded.model.cos.dtype == torch.float32  # positions need more digits than weights
-    assert loaded.name == str(tmp_path) and not loaded.model.training
 
 
 def test_tied_embeddings_are_one_parameter_even_if_stored_twice(checkpoint, tmp_path):
@@ -185,33 +184,21 @@ def test_tensors_that_are_missing_unexpected_or_of_another_shape_are_named(chang
         ("config.json", b"{", ValueError, "not valid JSON"),
         ("config.json", b"[]", ValueError, "a JSON list"),
         ("model.safetensors", None, FileNotFoundError, "no such file"),
-        ("model.safetensors", 0, ValueError, "not a complete"),
-        ("model.safetensors", -1000, ValueError, "not a complete"),
+        ("model.safetensors", b"half", ValueError, "not a complete"),
+        ("model.safetensors.index.json", b"{}", ValueError, "weight_map is missing"),
+        ("model-00002-of-00002.safetensors", None, FileNotFoundError, "no such file, but"),
     ],
 )
 def test_a_missing_or_damaged_file_is_named(file, left, error, says, checkpoint, tmp_path):
-    """left: how many bytes of the file are left, or what replaces them; None: no file."""
-    checkpoint()
-    path = tmp_path / file
-    whole = path.read_bytes()
+    """left: what is left of the file; None: no file."""
+    tensors, path = checkpoint(), tmp_path / file
+    if file not in ("config.json", "model.safetensors"):
+        save_shards(tensors, tmp_path / "model.safetensors")
     path.unlink()
     if left is not None:
-        path.write_bytes(left if isinstance(left, bytes) else whole[:left])
+        path.write_bytes(left)
     message = refusal(error, tmp_path)
     assert message.startswith(f"{path}: ") and says in message
-
-
-def test_files_that_are_missing_are_named(checkpoint, tmp_path):
-    tensors = checkpoint()
-    (tmp_path / "model.safetensors").unlink()
-    (tmp_path / "pytorch_model.bin").touch()
-    assert "pytorch_model.bin" in refusal(ValueError, tmp_path)
-
-    save_shards(tensors, tmp_path / "model.safetensors")
-    (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    assert "model-00002-of-00002.safetensors" in refusal(FileNotFoundError, tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text("{}")
-    assert "model.safetensors.index.json" in refusal(ValueError, tmp_path)
 
 
 def test_an_index_wins_over_a_single_file_and_files_without_an_index_are_found(checkpoint, tmp_path):
@@ -222,19 +209,6 @@ def test_an_index_wins_over_a_single_file_and_files_without_an_index_are_found(c
         assert torch.equal(model.embedding.weight, stray["model.embed_tokens.weight"] + 1)
         (tmp_path / "model.safetensors").unlink(missing_ok=True)
         (tmp_path / "model.safetensors.index.json").unlink(missing_ok=True)
-    (tmp_path / "model-00002-of-00002.safetensors").unlink()
-    assert "the checkpoint has no tensor" in refusal(ValueError, tmp_path)
-
-
-@pytest.mark.parametrize("model_impl", ["course", "transformers"])
-def test_dummy_weights_need_no_file_and_are_the_same_each_time(config, model_impl):
-    folder, options = config(model_type="qwen2"), {"load_format": "dummy", "model_impl": model_impl, "fused": False}
-    first, second = (load_model(folder, device="cpu", **options) for _ in range(2))
-    assert first.tokenizer is None and first.eos_token_ids == {2}
-    for (name, one), (_, other) in zip(first.model.named_parameters(), second.model.named_parameters(), strict=True):
-        assert torch.equal(one, other)
-        if model_impl == "course":
-            assert (one == 1).all() if "norm" in name else 0.01 < one.std() < 0.03
 
 
 # ---- What loading costs ----
@@ -282,10 +256,10 @@ def test_a_process_imports_what_it_needs_and_has_the_weights_in_memory_once(tmp_
     """It imports transformers for a model only. It needs neither its class for Llama nor initialisation on meta: both
     import a compiler, 2 to 4 s. It makes no lock of several processes: that starts a process, which warns if one stays.
 
-    The weights are 100 MB in bfloat16, converted to float32. A loader that read everything before it copies would take
+    The weights are 64 MB in bfloat16, converted to float32. A loader that read everything before it copies would take
     1.5 times what they take then.
     """
-    large = {"hidden_size": 1024, "intermediate_size": 1536, "num_hidden_layers": 6, "tie_word_embeddings": False}
+    large = {"hidden_size": 1024, "intermediate_size": 1536, "num_hidden_layers": 3, "tie_word_embeddings": False}
     heads = {"num_attention_heads": 16, "num_key_value_heads": 8}
     complete = read_json(CHECKPOINTS / "target" / "config.json")  # It has all fields: transformers need not read it.
     write_json(tmp_path / "config.json", complete | large | heads)
@@ -298,16 +272,7 @@ def test_a_process_imports_what_it_needs_and_has_the_weights_in_memory_once(tmp_
     *imported, peak = result.stdout.splitlines()
     assert imported == ["[]", "[]"]
     weights_in_float32 = 4 * sum(tensor.numel() for tensor in tensors.values())
-    assert weights_in_float32 > 1.5e8 and 0.9 < int(peak) / weights_in_float32 <= 1.3
-
-
-def test_progress_is_shown_for_large_models_only(monkeypatch, capsys, config):
-    load_model(folder := config(), device="cpu", load_format="dummy")
-    assert capsys.readouterr() == ("", "")
-    monkeypatch.setattr(weights, "PROGRESS_BYTES", 1000)
-    load_model(folder, device="cpu", load_format="dummy")
-    out, err = capsys.readouterr()
-    assert out == "" and "weights: 100%" in err and err.count("\n") == 1
+    assert 0.9 < int(peak) / weights_in_float32 <= 1.3
 
 
 # ---- Names ----
@@ -339,12 +304,10 @@ def test_other_names_are_looked_up_on_the_hub(monkeypatch, checkpoint, tmp_path)
 # ---- Tokenizer ----
 
 
-def test_the_tokenizer_comes_with_the_folder_and_a_damaged_one_is_named(tmp_path, config):
+def test_a_tokenizer_may_name_the_end_of_a_text_and_a_damaged_one_is_named(tmp_path, config):
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(CHECKPOINTS / "target" / name, tmp_path)
     loaded = load_model(config(vocab_size=4096, eos_token_id=None), device="cpu", load_format="dummy")
-    text = "  Größe 12 = 東京\n"
-    assert loaded.tokenizer.decode(loaded.tokenizer.encode(text)) == text
     assert loaded.eos_token_ids == {loaded.tokenizer.eos_token_id}  # no file names one, so it is the tokenizer's
     (tmp_path / "tokenizer.json").write_text("{")
     assert str(tmp_path) in refusal(ValueError, config(), load_format="dummy")
@@ -354,58 +317,38 @@ def test_the_tokenizer_comes_with_the_folder_and_a_damaged_one_is_named(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("capability", "asked", "says"),
+    ("capability", "asked", "device", "dtype"),
     [
-        ((8, 0), (), "device=cuda (a card), dtype=bfloat16 (half the bytes of float32"),
-        ((7, 5), (), "device=cuda (a card), dtype=float16 (half the bytes of float32"),
-        (None, (), "device=cpu (no CUDA device), dtype=float32 (exact and portable on CPU)"),
-        ((9, 0), ("cpu", "bfloat16"), "device=cpu (as asked), dtype=bfloat16 (as asked)"),
+        ((8, 0), (), "cuda", torch.bfloat16),
+        ((7, 5), (), "cuda", torch.float16),
+        (None, (), "cpu", torch.float32),
+        ((9, 0), ("cpu", "bfloat16"), "cpu", torch.bfloat16),
     ],
 )
-def test_device_and_type_are_those_asked_for_or_the_best_here(capability, asked, says, monkeypatch):
+def test_device_and_type_are_those_asked_for_or_the_best_here(capability, asked, device, dtype, monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a card")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)
-    device, dtype, said = choose_device(*asked)
-    assert said.startswith(says)
-    assert f"device={device} " in said and f"{dtype} ".removeprefix("torch.") in said
+    assert choose_device(*asked)[:2] == (torch.device(device), dtype)
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "says"),
     [
-        {"device": "gpu"},
-        {"device": "mps"},
-        {"device": "cuda:99"},
-        {"dtype": "int4"},
-        {"dtype": torch.int8},
-        {"load_format": "gguf"},
-        {"quantization": "int5"},
+        ({"device": "gpu"}, "device='gpu' is not a device"),
+        ({"device": "mps"}, "device='mps' is not supported"),
+        ({"device": "cuda:99"}, "device='cuda:99' is not available"),
+        ({"dtype": torch.int8}, "dtype=torch.int8 is not supported"),
+        ({"load_format": "gguf"}, "load_format='gguf' is unknown"),
+        ({"quantization": "int5"}, "quantization='int5' is unknown"),
+        ({"device": "cpu", "dtype": "float16", "quantization": "int4"}, "int4 needs kernels .* float32 and bfloat16"),
+        ({"shard": Shard(0, 2), "quantization": "int4"}, "int4 needs kernels .* one rank; leave it out"),
+        ({"quantization": "int4", "device": "cpu"}, r"only common/model\.py is quantised, and this is model=transform"),
+        ({"shard": Shard(0, 2)}, "use one rank"),
     ],
 )
-def test_unavailable_devices_and_dtypes_are_refused(options, tmp_path):
-    ((option, value),) = options.items()
-    with pytest.raises(ValueError, match=f"{option}='?{value}'? "):
-        load_model(tmp_path, **options)
-
-
-def test_where_weights_cannot_be_quantised_or_split_a_sentence_says_so_before_anything_is_loaded(tmp_path):
-    with pytest.raises(InvalidInput, match="int8 needs kernels .* one rank; leave it out"):
-        check_quantization("int8", torch.device("cuda"), torch.float32, 1)
-    with pytest.raises(InvalidInput, match="int4 needs kernels .* one rank; leave it out"):
-        load_model(tmp_path, device="cpu", shard=Shard(0, 2), quantization="int4")
-    with pytest.raises(InvalidInput, match="int4 needs kernels .* float32 and bfloat16"):
-        load_model(tmp_path, device="cpu", dtype="float16", quantization="int4")
+def test_what_is_not_available_is_refused_before_weights_are_read(options, says, tmp_path):
+    """There are none, and the model is one of the library's."""
     write_json(tmp_path / "config.json", {"model_type": "gpt2", "n_layer": 1})
-    with pytest.raises(InvalidInput, match=r"only common/model\.py is quantised, and this is model=transformers"):
-        load_model(tmp_path, device="cpu", quantization="int4")
-    with pytest.raises(InvalidInput, match="use one rank"):
-        load_model(tmp_path, device="cpu", shard=Shard(0, 2))
-
-
-@pytest.mark.gpu
-def test_on_cuda_everything_is_on_cuda(checkpoint, tmp_path):
-    checkpoint()
-    loaded = load_model(tmp_path)
-    assert {tensor.device.type for tensor in (*loaded.model.parameters(), *loaded.model.buffers())} == {"cuda"}
-    assert loaded.dtype == torch.bfloat16
+    with pytest.raises(InvalidInput, match=says):
+        load_model(tmp_path, **options)

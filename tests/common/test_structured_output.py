@@ -100,11 +100,11 @@ def test_masks_are_those_of_the_tokens_in_any_order(draft):
     register(draft)
     texts = ("a", "b", "x", "7", "[", "{", "<|endoftext|>")
     a, b, x, seven, bracket, brace, end = (draft.tokenizer(text)["input_ids"][0] for text in texts)
-    letters = [[a], [a, b], [a, b, x], [a, b, x, a], [a, b, b, a], [a, b, b, a, end], [], [b, b, b]]
+    letters = [[a], [a, b], [a, b, x], [a, b, x, a], [a, b, b, a], [a, b, b, a, end], [], [b, b]]
     bounded = [[bracket], [bracket, brace], [bracket, brace, seven], [bracket, seven]]
     form = json_grammar({"type": "array", "items": {"anyOf": [NUMBER, WIDE]}})
     together = {}
-    for grammar, outputs in ((regex_grammar("[ab]{4}"), letters), (form, bounded)):
+    for grammar, outputs in ((regex_grammar("a[ab]{3}|b{4}"), letters), (form, bounded)):
         structure = Structure(grammar, draft.name)
         for output, mask in zip(outputs, masks(rows(structure, *outputs)), strict=True):
             assert (masks(rows(Structure(grammar, draft.name), output)) == mask).all(), output
@@ -116,8 +116,9 @@ def test_masks_are_those_of_the_tokens_in_any_order(draft):
 WIDE = {"type": "object", "properties": {f"k{i}": TEXT for i in range(700)}, "additionalProperties": False}
 
 
-def test_an_answer_ends_where_a_bound_is_exceeded(engine):
+def test_an_answer_ends_where_a_bound_is_exceeded(draft):
     """It is cut there, says so, and does not go on in free text."""
+    engine = load_engine("07")(draft, **DRAFTED)
     form = json_grammar({"type": "array", "items": WIDE, "minItems": 1})
     params = [asked(form, seed=seed) for seed in (1, 2, None)]
     for answer in engine.generate(["x"] * 3, params):
@@ -137,7 +138,6 @@ TOO_MUCH = {
     "deep": ("json", functools.reduce(lambda inner, _: {"items": inner, "type": "array"}, range(100), {})),
     "long": ("json", {"enum": ["x" * 200_000]}),
     "long regex": ("regex", "a" * 200_000),
-    "long grammar": ("lark", "a" * 200_000),
     "deep grammar": ("lark", "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000),
     "a long number": ("json", {"const": 10**400}),
     "too wide": ("json", WIDE),

@@ -5,9 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from contextlib import suppress
-from functools import partial
 from random import Random
 from unittest.mock import Mock
 
@@ -18,13 +16,11 @@ import torch.distributed as dist
 
 from common.acceleration import graphs
 from common.cli import build_engine, build_parser
-from common.loader import shard
-from common.memory import kv_bytes_left
 from common.parallel import ranks
-from common.parallel.engine import Follower, TensorParallelEngine
+from common.parallel.engine import TensorParallelEngine
 from common.parallel.ranks import RankLost, Ranks
 from common.sampling import SamplingParams
-from common.stages import ROOT, load_engine
+from common.stages import ROOT, load_engine, stage_folder
 from tests.helpers.engine_options import drain, endless, pool
 from tests.helpers.interruptions import Interruptions
 from tests.test_contract import SAMPLINGS
@@ -127,15 +123,9 @@ def test_ranks_meet_on_loopback(two):
     assert listening == {"127.0.0.1"}
 
 
-def test_engines_whose_ranks_would_decide_differently_are_refused(two):
-    with pytest.raises(ValueError, match="--num-draft-tokens"):
-        TensorParallelEngine(two, "07")
-    with pytest.raises(ValueError, match="in stage 08 each worker has one process: .* with stages 01 to 07"):
-        build_engine(ROOT / "08_disaggregated", load_engine("08"), parse("--tensor-parallel", "2", "--demo"))
+def test_a_second_group_is_refused(two):
     with pytest.raises(ValueError, match="already"):
         Ranks(2, device="cpu")
-    engine = TensorParallelEngine(two, "05")
-    assert engine.generate([STORY], SamplingParams(max_tokens=2))[0].token_ids, "none of them has ended the ranks"
 
 
 def test_closing_ends_the_ranks(built, two, monkeypatch):
@@ -153,13 +143,11 @@ def test_closing_ends_the_ranks(built, two, monkeypatch):
 # ---- Failures ----
 
 
-def assert_lost(engine, two: Ranks, says: str, call=None) -> None:
-    """A call, by default `step`, raises within seconds, says why, and leaves no process running."""
-    start, call = time.monotonic(), call or engine.step
+def assert_lost(engine, two: Ranks, says: str, call) -> None:
+    """A call raises, says why, and leaves no process running."""
     with pytest.raises(RankLost, match=says):
         while True:
             call()
-    assert time.monotonic() - start < 10
     with pytest.raises(RankLost, match=says):
         engine.add(STORY)
     for request_id in list(engine.requests):
@@ -176,16 +164,15 @@ def assert_lost(engine, two: Ranks, says: str, call=None) -> None:
         ("SIGKILL", "step", r"rank 1 of 2 has ended \(exit status -9\)"),
         ("SIGSTOP", "step", "rank 0 could not end its step.*Timed out"),
         ("SIGSTOP", "check", "rank 1 of 2 does not answer within 1 s"),
-        ("SIGSTOP", "add", "rank 1 of 2 does not read its"),  # the pipe is full
     ],
 )
 def test_a_rank_that_is_killed_or_hangs_ends_all(own_two, monkeypatch, sent, call, says):
-    """In a collective, or where rank 0 waits for an answer, or for room in a pipe that nothing reads."""
+    """In a collective, or where rank 0 waits for an answer."""
     engine = TensorParallelEngine(own_two, "05")
     monkeypatch.setattr(ranks, "ANSWER_SECONDS", 1.0)
     engine.add(STORY, endless(3000))
     threading.Timer(0.5, own_two._followers[0].send_signal, [getattr(signal, sent)]).start()
-    assert_lost(engine, own_two, says, partial(getattr(engine, call), *[[5] * 3000] * (call == "add")))
+    assert_lost(engine, own_two, says, getattr(engine, call))
 
 
 def test_an_interrupted_step_ends_all_ranks(own_two, monkeypatch):
@@ -195,45 +182,36 @@ def test_an_interrupted_step_ends_all_ranks(own_two, monkeypatch):
     request = engine.add(STORY, GREEDY)
     with pytest.raises(KeyboardInterrupt):
         engine.generate([STORY], GREEDY)
-    assert_lost(engine, own_two, "rank 0 could not end its step: KeyboardInterrupt")
+    assert_lost(engine, own_two, "rank 0 could not end its step: KeyboardInterrupt", engine.step)
     assert not request.token_ids
 
 
 def test_a_rank_that_fails_says_why(own_two):
-    engine, two = TensorParallelEngine(own_two, "05"), own_two
+    engine = TensorParallelEngine(own_two, "05")
     engine.add(STORY, endless(3000))
     with suppress(RankLost):  # The answer may arrive before `tell` returns.
-        two.tell("add", [4096], GREEDY, "unknown to rank 0", 0)
-    assert_lost(engine, two, "rank 1 of 2 failed: InvalidInput: token id 4096")
-
-
-def test_a_rank_notices_that_it_has_sampled_something_else(loaded):
-    follower = Follower(answer=None)
-    follower.engine = load_engine("02")(loaded)
-    follower.add([5, 6, 7], GREEDY, "one", 0)
-    follower.step([])
-    [request] = follower.engine.requests.values()
-    follower.step([(1, request.token_ids[-1:])])
-    with pytest.raises(RuntimeError, match="it sampled .*, but rank 0"):
-        follower.step([(2, [4095])])
+        own_two.tell("add", [4096], GREEDY, "unknown to rank 0", 0)
+    assert_lost(engine, own_two, "rank 1 of 2 failed: InvalidInput: token id 4096", engine.step)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("stage", "arguments", "says"),
     [
-        (["--tensor-parallel", "3"], "3 ranks cannot share this model: its num_heads is 4"),
-        (["--tensor-parallel", "0"], "at least 2 ranks, not 0"),
-        (["--tensor-parallel", "2", "--device", "cuda:1"], "give the device as cuda"),
-        (["--tensor-parallel", "3", "--device", "cuda"], "3 ranks need a GPU each, and torch sees 2 CUDA"),
-        (["--tensor-parallel", "2", "--demo"], "--prompt or --serve"),
+        ("02", ["--tensor-parallel", "3"], "3 ranks cannot share this model: its num_heads is 4"),
+        ("02", ["--tensor-parallel", "0"], "at least 2 ranks, not 0"),
+        ("02", ["--tensor-parallel", "2", "--device", "cuda:1"], "give the device as cuda"),
+        ("02", ["--tensor-parallel", "3", "--device", "cuda"], "3 ranks need a GPU each, and torch sees 2 CUDA"),
+        ("02", ["--tensor-parallel", "2", "--demo"], "--prompt or --serve"),
+        ("07", ["--tensor-parallel", "2"], "--num-draft-tokens"),  # a number by measured times differs among ranks
+        ("08", ["--tensor-parallel", "2"], "in stage 08 each worker has one process: .* with stages 01 to 07"),
     ],
 )
-def test_impossible_numbers_of_ranks_and_devices_are_refused(monkeypatch, arguments, says):
+def test_impossible_numbers_of_ranks_and_devices_are_refused(monkeypatch, stage, arguments, says):
     if "cuda" in "".join(arguments):
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     with pytest.raises(ValueError, match=says):
-        build_engine(ROOT / "02_kv_cache", load_engine("02"), parse(*arguments))
+        build_engine(stage_folder(stage), load_engine(stage), parse(*arguments))
     assert not dist.is_initialized()
 
 
@@ -241,21 +219,12 @@ def test_impossible_numbers_of_ranks_and_devices_are_refused(monkeypatch, argume
 
 
 @posix
-@pytest.mark.parametrize(("sent", "status"), [("SIGINT", 130), ("SIGKILL", -9)])
-def test_all_ranks_end_with_the_first(sent, status):
+def test_all_ranks_end_with_a_first_one_that_is_killed():
     options = "--device cpu --max-tokens 3000 --ignore-eos --tensor-parallel 2 --prompt".split()
     command = [sys.executable, str(ROOT / "02_kv_cache" / "main.py"), *options, STORY]
     main = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert main.stdout.read(1)
-    main.send_signal(getattr(signal, sent))
-    start = time.monotonic()
+    main.kill()
     # Rank 1 writes to the same stderr: `communicate` returns only when both have ended.
-    _, errors = main.communicate(timeout=30)
-    assert main.returncode == status and time.monotonic() - start < 15
+    _, errors = main.communicate(timeout=15)
     assert len(errors.splitlines()) == 2 and "\nranks=2 (" in errors, errors
-
-
-def test_one_rank_starts_no_processes():
-    alone, engine = build_engine(ROOT / "02_kv_cache", load_engine("02"), parse("--device", "cpu"))
-    assert type(engine) is load_engine("02") and alone.shard == shard.WHOLE
-    assert kv_bytes_left(alone, 256, 64) == 2**30

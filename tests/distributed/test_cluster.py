@@ -1,14 +1,16 @@
 """Ray under a Cluster: it lives as long as the Cluster, serves one process, and its loss is noticed; and where workers
 run, with which GPUs and threads, or the error if there is no room."""
 
+import ctypes
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from unittest.mock import patch
@@ -83,12 +85,8 @@ class TestOurOwn:
         assert {"gcs_server", "raylet"} <= {process.name().removesuffix(".exe") for process in processes}
         programs = {os.path.basename(part) for process in processes for part in process.cmdline()}
         assert not programs & {"monitor.py", "dashboard.py", "log_monitor.py"}, "nothing here asks them"
-        assert len(processes) >= 4, "two agents are found, too, and end with the rest"
-        assert own.loopback and own.failure is None and own.description == "Ray actors on 1 machine"
-        cores = max(1, os.cpu_count() // 3)
-        assert [own.threads(number) for number in range(3)] == [cores] * 3
         [(_, address, threads, _)] = places(own, 1)
-        assert (address, threads) == ("127.0.0.1", str(cores))
+        assert (address, threads) == ("127.0.0.1", str(max(1, os.cpu_count() // 3)))
         assert {process.nice() for process in processes_of_ray(own._token)} == {psutil.Process().nice()}
 
     def test_it_listens_on_loopback(self, own):
@@ -122,6 +120,16 @@ class TestOurOwn:
         assert_all_end(token)
 
 
+def test_what_sigterm_does_is_not_rays_to_change():
+    told = []
+    before = signal.signal(signal.SIGTERM, lambda *_: told.append("ours"))
+    with joining.own_sigterm():
+        ctypes.pythonapi.PyOS_setsig(signal.SIGTERM, 0)  # as Ray's library does, behind Python's back
+    signal.raise_signal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, before)
+    assert told == ["ours"]
+
+
 # ---- Addresses ----
 
 
@@ -141,7 +149,7 @@ def test_an_address_without_a_ray_is_refused(monkeypatch):
             joined[port].result()
 
 
-@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "auto", "6379", "127.0.0.1", ":6379", "127.0.0.1:99999"])
+@pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "auto", "127.0.0.1", ":6379", "127.0.0.1:99999"])
 def test_malformed_addresses_are_refused(address):
     with pytest.raises(ValueError, match=address):
         Cluster(address, 1)
@@ -157,62 +165,55 @@ from common.distributed import cluster as module
 from common.trace import Trace
 import psutil  # from here on, since ray brings it
 
-def lose(cluster, victims, how):
-    "Print what is said of a head when it is well, and when these processes of it have got this signal."
-    print(cluster.failure)
-    module.SILENCE_SECONDS = 3.0  # not before: a busy machine may be as slow
-    for process in psutil.Process().children():
-        if process.name() in victims:
-            process.send_signal(how)
-    start = time.monotonic()
-    while cluster.failure is None and time.monotonic() - start < 30:
-        time.sleep(0.1)
-    print(cluster.failure)
-
 module.LOOK_SECONDS = 0.5
-cluster = module.Cluster(None, 2)
+cluster = module.Cluster(None, 1)
 print(cluster._token)
-workers = [ray.remote(Trace).options(**cluster.actor_options(number)).remote("cpu") for number in range(2)]
-for worker in workers:
-    print(ray.get(worker.__ray_call__.remote(lambda self: sys.modules["common"].__file__)))
-pid = ray.get(workers[0].__ray_call__.remote(lambda self: os.getpid()))
-call = workers[0].__ray_call__.remote(lambda self: time.sleep(60))
+worker = ray.remote(Trace).options(**cluster.actor_options(0)).remote("cpu")
+print(ray.get(worker.__ray_call__.remote(lambda self: sys.modules["common"].__file__)))
+pid = ray.get(worker.__ray_call__.remote(lambda self: os.getpid()))
+call = worker.__ray_call__.remote(lambda self: time.sleep(60))
 time.sleep(0.5)
 os.kill(pid, signal.SIGKILL)
 try:
     ray.get(call)
 except ray.exceptions.RayError:
     time.sleep(2)  # Ray takes its time to tell of it
-# Of a process that stops nobody tells, and the rest of its Ray lives on; of those that die the connections end.
-lose(cluster, ["gcs_server"], signal.SIGSTOP)
-cluster.close()
-cluster = module.Cluster(None, 1)
-print(cluster._token)
-lose(cluster, ["gcs_server", "raylet"], signal.SIGKILL)
+print(cluster.failure)
+module.SILENCE_SECONDS = 3.0  # not before: a busy machine may be as slow
+for process in psutil.Process().children():
+    if process.name() in ("gcs_server", "raylet"):
+        process.kill()
+start = time.monotonic()
+while cluster.failure is None and time.monotonic() - start < 30:
+    time.sleep(0.1)
+print(cluster.failure)
 """
 
 
 @pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
-def test_a_program_survives_lost_workers_and_heads_and_ray_prints_nothing(tmp_path):
-    """Its folder has packages of the course's names, and its workers import the course's. It ends without `close`.
-
-    With the course's deadlines it takes at most 12 seconds until a lost head is reported; the program shortens them.
-    """
-    assert module.LOOK_SECONDS + module.SILENCE_SECONDS < 15
-    for name in ("common", "08_disaggregated"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "__init__.py").write_text("raise ImportError('this is not the course')")
+def test_a_program_survives_a_lost_worker_and_a_lost_head_and_ray_prints_nothing(tmp_path):
+    """Its folder has a package of the course's name, and its worker imports the course's. It ends without `close`."""
+    (tmp_path / "common").mkdir()
+    (tmp_path / "common" / "__init__.py").write_text("raise ImportError('this is not the course')")
     (tmp_path / "driver.py").write_text(PROGRAM)
     ended = subprocess.run(
         [sys.executable, "driver.py"], cwd=tmp_path, capture_output=True, text=True, timeout=4 * SECONDS
     )
     assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
-    first, *modules, well, stopped, second, well_again, killed = ended.stdout.splitlines()
-    assert modules == [str(ROOT / "common" / "__init__.py")] * 2 and {well, well_again} == {"None"}
-    for failure in (stopped, killed):
-        assert failure.startswith("Ray's head at 127.0.0.1:") and " is lost: " in failure
-    for token in (first, second):
-        assert_all_end(token)
+    token, imported, before, failure = ended.stdout.splitlines()
+    assert (imported, before) == (str(ROOT / "common" / "__init__.py"), "None")
+    assert failure.startswith("Ray's head at 127.0.0.1:") and " is lost: " in failure
+    assert_all_end(token)
+
+
+def test_a_head_that_does_not_answer_counts_as_lost(monkeypatch):
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(module, "SILENCE_SECONDS", 0.1)
+    cluster, answer = Cluster.__new__(Cluster), threading.Event()
+    cluster._closing, cluster._head, cluster.failure, cluster._look = Future(), "here", None, answer.wait
+    cluster._watch()
+    answer.set()
+    assert cluster.failure.startswith("Ray's head at here is lost: no answer for")
 
 
 # ---- Places ----
@@ -230,14 +231,6 @@ def test_workers_share_gpus_and_have_the_cores_of_their_own_machine(two_nodes, m
         assert [visible for *_, visible in where] == ["0"] * 3
         assert [threads for _, _, threads, _ in where] == [str(cluster.threads(number)) for number in range(3)]
         assert all(reached == ray.util.get_node_ip_address() != "127.0.0.1" for _, reached, *_ in where)
-    with closing(Cluster(two_nodes, 2)) as cluster:  # It has room only if the first one has left.
-        assert not cluster.loopback and cluster.gpu_share() == 1.0
-        assert cluster.description == "Ray actors on 2 machines"
-        assert sorted(cluster.threads(number) for number in range(2)) == [2, 3]
-        monkeypatch.setattr(module, "PLACE_SECONDS", 2.0)
-        left = "9 workers need 1 GPU, 1 CPU each.*Ray has 2 machines.*, of which 0 GPUs, 3 CPUs are free"
-        with pytest.raises(ValueError, match=left):
-            cluster._reserve(9)
 
 
 SMALL, LARGE, NONE = {"CPU": 8, "GPU": 1}, {"CPU": 64, "GPU": 8}, {"CPU": 16}
@@ -246,30 +239,27 @@ SMALL, LARGE, NONE = {"CPU": 8, "GPU": 1}, {"CPU": 64, "GPU": 8}, {"CPU": 16}
 @pytest.mark.parametrize(
     ("there", "count", "device", "expected"),
     [
-        ([LARGE, LARGE], 16, "auto", ("cuda", 1, 1)),
-        ([SMALL, SMALL, SMALL], 7, "cuda", ("cuda", 0.3333, 3)),
-        ([SMALL], 7, "cuda", ("cuda", 0.1428, 7)),
-        ([NONE, NONE], 3, "auto", ("cpu", 0, 1)),
-        ([SMALL], 3, "cpu", ("cpu", 0, 1)),
-        ([NONE], 3, "cuda", "1 GPU, 1 CPU each"),
-        ([{"CPU": 0, "GPU": 1}, NONE], 1, "cuda", "1 GPU, 1 CPU each"),  # a GPU and a core, but not in one machine
-        ([NONE, SMALL], 25, "cpu", "1 CPU each"),
-        ([], 1, "auto", "1 CPU each"),
+        ([LARGE, LARGE], 16, "auto", ("cuda", {"CPU": 1, "GPU": 1}, 1)),
+        ([SMALL, SMALL, SMALL], 7, "cuda", ("cuda", {"CPU": 1, "GPU": 0.3333}, 3)),
+        ([NONE, NONE], 3, "auto", ("cpu", {"CPU": 1}, 1)),
     ],
 )
-def test_workers_share_gpus_if_there_are_too_few_and_are_refused_without_room_for_all(there, count, device, expected):
-    nodes = [{"Resources": one} for one in there]
-    if isinstance(expected, str):
-        says = f"{count} workers need {expected}, on one machine, and Ray has {len(there)} machine"
-        with pytest.raises(ValueError, match=says):
-            plan(nodes, count, device, mine=False)
-        return
-    chosen, bundle, sharing = plan(nodes, count, device, mine=False)
-    assert (chosen, bundle.get("GPU", 0), sharing) == expected
-    assert bundle["CPU"] == 1 and bundle.get("GPU", 0) * sharing <= 1
+def test_workers_share_gpus_if_there_are_too_few(there, count, device, expected):
+    assert plan([{"Resources": one} for one in there], count, device, mine=False) == expected
 
 
-def test_an_unknown_device_is_refused():
-    with pytest.raises(ValueError, match="cannot run on 'mps'"):
-        Cluster(None, 2, device="mps")
-    assert not ray.is_initialized()
+@pytest.mark.parametrize(
+    ("there", "count", "device", "needs"),
+    [
+        ([{"CPU": 0, "GPU": 1}, NONE], 1, "cuda", "1 GPU, 1 CPU"),  # a GPU and a core, but not in one machine
+        ([NONE, SMALL], 25, "cpu", "1 CPU"),
+    ],
+)
+def test_without_room_for_all_workers_a_sentence_says_what_they_need(there, count, device, needs):
+    with pytest.raises(ValueError, match=f"{count} workers need {needs} each, on one machine, and Ray has 2 machines"):
+        plan([{"Resources": one} for one in there], count, device, mine=False)
+
+
+def test_a_gpu_with_a_number_is_refused():
+    with pytest.raises(ValueError, match="cannot run on 'cuda:1'"):
+        Cluster(None, 2, device="cuda:1")

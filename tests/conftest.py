@@ -9,9 +9,9 @@ import signal
 import ssl
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -35,6 +35,7 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports triton: kernels then run in Python
 
+from filelock import FileLock
 from hypothesis import Phase, settings
 
 from common.acceleration.accelerate import overlapped
@@ -49,16 +50,12 @@ from common.stages import load_engine, stage_folders
 from common.trace import Trace
 from tests.helpers.engine_options import MAX_TOKENS
 from tests.helpers.graph_stand_in import graphed
-from tests.helpers.quantized_reference import take_weights
-from tests.helpers.rounded_reference import round_keys_and_values
 from tests.helpers.wrong_token import wrong_token
 
 # For runs that only ask whether a test fails: to find its smallest example takes minutes.
 settings.register_profile("first_failure", phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
-WITH_A_LOOP_AROUND = ["04_continuous_batching+overlap", "06_prefix_cache+overlap"]
-DRAFTS = {"draft": 4, "lookup": 8}  # Stage 07 also runs with these numbers of draft tokens, whether they pay or not.
-WITH_8_BITS = ["06_prefix_cache+int8", "08_disaggregated+int8"]  # K and V in 8 bits, the reference's rounded, too
+WITH_A_LOOP_AROUND = "06_prefix_cache+overlap"
 PROMPT_COUNT = 13
 PLAIN = {int, float, str, bool, type(None)}  # They hold no objects, and are most of what an engine holds.
 
@@ -66,15 +63,11 @@ PLAIN = {int, float, str, bool, type(None)}  # They hold no objects, and are mos
 def pytest_addoption(parser):
     parser.addoption("--engine", metavar="PATH", help="run the contract suite on the Engine in this folder only")
     parser.addoption("--fuzz", type=int, default=150, help="request bodies that the fuzz tries (default: 150)")
-    quantization = "none, int8 or int4: of the contract suite's weights (default: none)"
-    parser.addoption("--quantization", default="none", help=quantization)
     parser.addoption("--device", default="cpu", help="where the contract suite runs (default: cpu)")
 
 
 def pytest_configure(config):
-    """Let the folder of --engine stand for the stage of its name; refuse a pytest that ignores groups."""
-    if config.getoption("dist", "no") == "loadgroup" and pytest.version_tuple >= (9, 2):
-        raise pytest.UsageError("pytest-xdist does not group tests with pytest 9.2: install requirements.txt")
+    """Let the folder of --engine stand for the stage of its name."""
     if (engine := config.getoption("--engine")) and Path(engine).name in [folder.name for folder in stage_folders()]:
         os.environ["COURSE_STAGE"] = str(Path(engine).resolve())  # before a test's module imports the stage
 
@@ -83,14 +76,10 @@ def pytest_generate_tests(metafunc):
     """Run each test that asks for `engine_class` once for each stage, or for the folder given with --engine."""
     if "engine_class" in metafunc.fixturenames:
         chosen = metafunc.config.getoption("--engine")
-        stages = [chosen] if chosen else [folder.name for folder in stage_folders()]
-        # Quantised weights know of no loop, and of no K and V.
-        stages += [] if chosen or "quantization" in metafunc.fixturenames else [*WITH_A_LOOP_AROUND, *WITH_8_BITS]
-        if metafunc.config.getoption("--device") == "cpu":
-            stages += [f"{stage}+{draft}" for stage in stages if re.search(r"07_\w+$", stage) for draft in DRAFTS]
-        # None, which is the value outside the contract as well: else each change would load and answer all again.
-        values = [[stage, "int8" if stage in WITH_8_BITS else None] for stage in stages]
-        metafunc.parametrize(["engine_class", "kv_type"], values, ids=stages, indirect=True, scope="session")
+        stages = [chosen] if chosen else [*(folder.name for folder in stage_folders()), WITH_A_LOOP_AROUND]
+        if metafunc.config.getoption("--device") == "cpu":  # with draft tokens whether they pay here or not
+            stages += [f"{stage}+draft" for stage in stages if re.search(r"07_\w+$", stage)]
+        metafunc.parametrize("engine_class", stages, indirect=True, scope="session")
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
@@ -128,7 +117,6 @@ def pytest_runtestloop():
 def group_of(item) -> str:
     """Return the group of a test, which one process runs in order: its file, and of the contract the stage.
 
-    What has a reference of its own, quantised weights or K and V in 8 bits, is one group of the contract.
     Tests under Ray are two groups, which come first, since both wait for most of the time. Those of one start workers
     that compute, with deadlines that they would miss beside each other, or share their Ray; the others start and end
     one. All that have a fork server load the models are one group, and take a minute too.
@@ -139,9 +127,7 @@ def group_of(item) -> str:
     if "loaded_once" in item.fixturenames:
         return "milestones"
     if "engine_class" in item.fixturenames:
-        params = item.callspec.params
-        kind = "quantised" if "quantization" in params else params["kv_type"] or Path(params["engine_class"]).name
-        return f"contract:{kind}"
+        return f"contract:{Path(item.callspec.params['engine_class']).name}"
     return item.path.stem
 
 
@@ -176,16 +162,9 @@ def ctrl_c() -> Iterator[Callable[[], None]]:
 
 
 @pytest.fixture(scope="session")
-def kv_type(request) -> str | None:
-    """In what engines keep K and V, if not in the model's type; set with `engine_class`."""
-    return getattr(request, "param", None)
-
-
-@pytest.fixture(scope="session")
-def loaded(request, kv_type) -> Loaded:
+def loaded(request) -> Loaded:
     """The bundled checkpoint in float32."""
-    options = {name: request.config.getoption(f"--{name}") for name in ("device", "quantization")}
-    loaded = load_model(dtype="float32", kv_dtype=kv_type or "auto", **options)
+    loaded = load_model(dtype="float32", device=request.config.getoption("--device"))
     freeze_loaded_objects()  # Otherwise each garbage collection around an engine takes 0.2 s.
     return loaded
 
@@ -203,27 +182,41 @@ def expect(loaded) -> Callable[..., Request]:
     return lambda prompt, **params: engine.generate([prompt], SamplingParams(**params))[0]
 
 
-def asked_once(function: Callable) -> Callable:
-    """Return a function that computes each answer once: the tests of all stages ask for the same."""
-    known: dict[str, Any] = {}
+class SharedReference(Reference):
+    """Computes each answer once for all processes of this run, and loads its model only for that."""
 
-    def ask(*arguments, **options):
-        key = repr((arguments, options))
-        if key not in known:
-            known[key] = function(*arguments, **options)
-        return deepcopy(known[key])
+    def __init__(self, device: torch.device, folder: Path):
+        self.device, self.folder = device, folder
 
-    return ask
+    @cached_property
+    def model(self) -> torch.nn.Module:
+        model = Reference(device=self.device).model
+        freeze_loaded_objects()
+        return model
+
+    def generate(self, prompt, max_tokens, **options):
+        return self._once(super().generate, prompt, max_tokens, **options)
+
+    def next_logits(self, token_ids):
+        return self._once(super().next_logits, token_ids)
+
+    def _once(self, function: Callable, *arguments, **options) -> Any:
+        asked = repr((function.__name__, arguments, options))
+        path = self.folder / f"{sha256(asked.encode()).hexdigest()}.pt"
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                torch.save(function(*arguments, **options), path)
+        return torch.load(path)
 
 
 @pytest.fixture(scope="session")
-def reference(loaded) -> Reference:
-    reference = take_weights(Reference(device=loaded.device), loaded)
-    if loaded.config.kv_int8:
-        round_keys_and_values(reference.model)
-    reference.generate, reference.next_logits = map(asked_once, (reference.generate, reference.next_logits))
-    freeze_loaded_objects()
-    return reference
+def reference(loaded, tmp_path_factory) -> Reference:
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # its own folder lies in that of the run
+        folder = folder.parent
+    folder = folder / "reference"
+    folder.mkdir(exist_ok=True)
+    return SharedReference(loaded.device, folder)
 
 
 @pytest.fixture(scope="session")
@@ -270,8 +263,8 @@ def two_nodes() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def engine_class(request) -> Callable[[Loaded], BaseEngine]:
     stage, *around = request.param.split("+")
-    for draft in DRAFTS.keys() & around:
-        return partial(load_engine(stage), draft=draft, num_draft_tokens=DRAFTS[draft])
+    if "draft" in around:
+        return partial(load_engine(stage), num_draft_tokens=4)
     if "graphs" in around:
         return graphed(load_engine(stage), overlap="overlap" in around)
     return overlapped(load_engine(stage)) if "overlap" in around else load_engine(stage)

@@ -1,7 +1,5 @@
 """What many tests ask of engines: answers of a known length, and memory for a known number of pages."""
 
-import pytest
-
 from common.sampling import SamplingParams
 
 MAX_TOKENS = 18  # tokens of the answers in `expected`. A page holds 16 tokens, so each answer needs another page.
@@ -28,14 +26,3 @@ def assert_is_answer(result: dict, request) -> None:
     assert result["generated_tokens"] == len(request.token_ids)
     assert result["prompt_tokens"] == len(request.prompt_token_ids)
     assert 0 < result["timings"]["time_to_first_token"] <= result["timings"]["end_to_end_latency"]
-
-
-def assert_same_answers(ours: list, theirs: list) -> None:
-    """The same tokens, texts and ends, and nearly the same log-probabilities."""
-    for mine, other in zip(ours, theirs, strict=True):
-        for name in ("token_ids", "text", "finish_reason", "stop_reason"):
-            assert getattr(mine, name) == getattr(other, name)
-        for one, right in zip(mine.logprobs, other.logprobs, strict=True):
-            assert (one and one.logprob) == pytest.approx(right and right.logprob, abs=1e-3)
-            top, wanted = ([value for _, value in entry.top] if entry else [] for entry in (one, right))
-            assert top == pytest.approx(wanted, abs=1e-3)

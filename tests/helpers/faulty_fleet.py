@@ -200,11 +200,11 @@ class WorkerWithoutModel(BaseEngine):
         return requests
 
 
-def fleet_without_model(prefill: int, decode: int, replicas: int = 0, pages: int = 12, wait_seconds: float = 1e9):
+def fleet_without_model(prefill: int, decode: int, replicas: int = 0, pages: int = 12):
     """A router in front of such workers, and its fleet."""
     fleet = FaultyFleet([lambda: WorkerWithoutModel(pages)] * (prefill + decode + replicas))
     roles = ["prefill"] * prefill + ["decode"] * decode + ["replica"] * replicas
-    return router_module.Router(NO_MODEL, fleet, roles, wait_seconds), fleet
+    return router_module.Router(NO_MODEL, fleet, roles, wait_seconds=1e9), fleet
 
 
 def lose_both_workers(engine: BaseEngine) -> None:

@@ -11,18 +11,15 @@ def wrong_token(found: object, wanted: object) -> list[str] | None:
         found, wanted = [found], [wanted]
     if not all(isinstance(each, list) and all(map(are_ids, each)) for each in (found, wanted)):
         return None
-    if len(found) != len(wanted):
-        return [f"these are the token ids of {counted(len(found), 'request')}, not of {len(wanted)}"]
-    if (number := first_difference(found, wanted)) is None:
-        return None
-    mine, right = found[number], wanted[number]
-    place, of = first_difference(mine, right), f" of request {number} (of 0 to {len(found) - 1})"
-    words = [f"{text(ids[place : place + 1])!r} {ids[place : place + 1]}" for ids in (mine, right)]
-    return [
-        f"the token ids{of if len(found) > 1 else ''} differ",
-        f"{counted(place, 'token')} right: {text(mine[:place])!r}",
-        f"then comes {words[0]}, and should come {words[1]}".replace("'' []", "the end"),
-    ]
+    for number, (mine, right) in enumerate(zip(found, wanted, strict=False)):
+        if (place := first_difference(mine, right)) is not None:
+            words = [f"{text(ids[place : place + 1])!r} {ids[place : place + 1]}" for ids in (mine, right)]
+            return [
+                f"the token ids of request {number} (of 0 to {len(found) - 1}) differ",
+                f"{counted(place, 'token')} right: {text(mine[:place])!r}",
+                f"then comes {words[0]}, and should come {words[1]}".replace("'' []", "the end"),
+            ]
+    return None
 
 
 def are_ids(value: object) -> bool:

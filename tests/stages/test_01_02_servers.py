@@ -62,19 +62,7 @@ def test_unknown_paths_and_methods_are_json_errors_too(client):
         assert answer.status_code == status and isinstance(answer.json()["error"], str)
 
 
-def test_health_waits_for_no_answer_and_survives_its_end(client, engine, monkeypatch):
-    class EndsMeanwhile:
-        """Stands for the cache of a request that ends while /health reads it."""
-
-        capacity = nbytes = 0
-
-        @property
-        def length(self) -> int:
-            caches.clear()
-            return 0
-
-    caches = {"one": EndsMeanwhile(), "other": EndsMeanwhile()}
-    monkeypatch.setattr(engine, "caches", caches)
+def test_health_waits_for_no_answer(client, engine, monkeypatch):
     answers = [client.get("/health")]
     around(engine, monkeypatch, lambda: answers.append(client.get("/health")))
     client.post("/generate", json={"prompt": STORY, "max_tokens": 1})

@@ -1,5 +1,10 @@
 """What stage 04 promises beyond the contract and its milestones: a fair scheduler, and static batches beside it."""
 
+from functools import partial
+
+import pytest
+
+from common.acceleration.accelerate import overlapped
 from common.bench.engine_load import engine_load
 from common.bench.workloads import Job, mixed_length_jobs
 from common.stages import load_stage_module
@@ -34,15 +39,19 @@ class ContinuousBatchingMachine(SchedulerMachine):
 TestScheduler = machine_test(ContinuousBatchingMachine, 60, 40)
 
 
-# ---- Static batching ----
+# ---- Static batching, and the overlapped loop ----
 
 
-def test_static_batches_give_the_same_tokens(loaded, prompts):
-    right = [completion.token_ids for completion in Engine(loaded).generate(prompts[:7], GREEDY)]
-    for size in (1, 3, 16):
-        engine = StaticEngine(loaded, max_running=size)
-        assert [completion.token_ids for completion in engine.generate(prompts[:7], GREEDY)] == right
-        assert engine.group == []
+OTHER_LOOPS = {
+    "static": partial(StaticEngine, max_running=3),
+    "overlapped": partial(overlapped(Engine), token_budget=256),  # given: not measured
+}
+
+
+@pytest.mark.parametrize("make", OTHER_LOOPS.values(), ids=OTHER_LOOPS)
+def test_other_loops_give_the_same_tokens(loaded, prompts, expected, make):
+    completions = make(loaded).generate(prompts[:7], GREEDY)
+    assert [completion.token_ids for completion in completions] == expected[:7]
 
 
 def test_a_static_group_waits_for_its_slowest(loaded, prompts):

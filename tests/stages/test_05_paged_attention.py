@@ -6,7 +6,7 @@ import pytest
 
 from common.memory import parse_bytes
 from common.stages import load_stage_module
-from tests.helpers.engine_options import endless, pool
+from tests.helpers.engine_options import TOKEN_BYTES, endless, pool
 from tests.helpers.scheduler_machine import PagedMachine, machine_test
 
 engine_module, scheduler_module = (load_stage_module("05", name) for name in ("engine", "scheduler"))
@@ -29,6 +29,13 @@ TestPagedScheduler = machine_test(PagedSchedulerMachine, 80)
 def test_sizes_of_memory():
     sizes = {"512M": 2**29, "1.5G": 3 * 2**29, "2GiB": 2**31, "64 kb": 2**16, "1000": 1000, 1000: 1000}
     assert [parse_bytes(text) for text in sizes] == [*sizes.values()]
+
+
+def test_a_pool_without_a_page_is_refused(loaded):
+    with pytest.raises(ValueError, match="one page of 16 tokens takes .*,... bytes, .*larger --kv-memory"):
+        Engine(loaded, kv_memory=15 * TOKEN_BYTES)
+    with pytest.raises(ValueError, match="page_size must be at least 1 token, not 0"):
+        Engine(loaded, page_size=0)
 
 
 def test_with_k_and_v_in_8_bits_fewer_requests_are_preempted(loaded, prompts):

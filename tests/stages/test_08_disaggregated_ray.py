@@ -5,15 +5,13 @@ import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from common.distributed.object_transport import ObjectTransport
 from common.stages import load_engine, load_stage_module
-from tests.helpers.engine_options import assert_same_answers, endless
-from tests.helpers.faulty_fleet import WorkerWithoutModel
+from tests.helpers.engine_options import endless
 
 ray = pytest.importorskip("ray", reason="needs the package ray")
 routing = load_stage_module("08", "routing")
@@ -103,12 +101,13 @@ def test_lost_workers_cost_time_and_no_request(engine, undisturbed, monkeypatch)
         return not engine.has_unfinished
 
     until(engine, strike)
-    assert_same_answers(requests, undisturbed)
+    for request, right in zip(requests, undisturbed, strict=True):
+        assert (request.token_ids, request.text) == (right.token_ids, right.text)
     assert not strikes
     until(engine, lambda: engine.lost >= lost + 2)
 
 
-def test_two_hundred_handovers_are_right_and_who_leaves_frees_pages_in_both_processes(engine, reference):
+def test_eighty_handovers_are_right_and_who_leaves_frees_pages_in_both_processes(engine, reference):
     assert "on 2 machines" in engine.startup_notes
     leaving = [engine.add(prompt, endless(200)) for prompt, _ in WORK]
     for _ in range(20):
@@ -120,10 +119,10 @@ def test_two_hundred_handovers_are_right_and_who_leaves_frees_pages_in_both_proc
     prompts = [[*range(100 + 40 * n, 160 + 41 * n)] for n in range(8)]
     right = [reference.generate(prompt, 3, ignore_eos=True) for prompt in prompts]
     handed, failed = engine.handoffs, engine.failed_transfers
-    requests = [engine.add(prompts[n % 8], endless(3)) for n in range(200)]
+    requests = [engine.add(prompts[n % 8], endless(3)) for n in range(80)]
     until(engine, lambda: not engine.has_unfinished)
-    assert [request.token_ids for request in requests] == right * 25
-    assert engine.handoffs - handed == 200 and engine.failed_transfers == failed
+    assert [request.token_ids for request in requests] == right * 10
+    assert engine.handoffs - handed == 80 and engine.failed_transfers == failed
 
 
 def test_pages_travel_through_rays_object_store_where_there_is_no_nixl(engine):
@@ -140,15 +139,3 @@ def test_pages_travel_through_rays_object_store_where_there_is_no_nixl(engine):
         assert torch.equal(here[[3, 4]], there[[2, 5]]) and not here[5:].any()
     sender.abort("a")
     sender.abort("a")
-
-
-def test_a_process_is_woken_by_its_transport(monkeypatch):
-    ray_fleet = load_stage_module("08", "ray_fleet")
-    parts = {"load_model": dict, "make_engine": lambda *_: WorkerWithoutModel(12), "freeze_loaded_objects": list}
-    parts["page_transport"] = lambda loopback: SimpleNamespace(register=len)
-    for name, part in parts.items():
-        monkeypatch.setattr(ray_fleet, name, part)
-    process = ray_fleet.WorkerProcess()
-    process.load({}, {}, torch.get_num_threads(), True)
-    process.worker.wake()
-    assert process.mailbox.get_nowait() is ray_fleet.LOOK

@@ -1,23 +1,26 @@
-"""The command line that all stages share."""
+"""What all stages share: the command line, what their engines have from common/engine.py, and rounded numbers."""
 
 import json
 import re
 import runpy
 import socket
 import sys
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
 from common.cli import check_address
 from common.errors import InvalidInput
-from common.loader import chat_prompt, load_model
+from common.loader import load_model
+from common.reference import Reference
 from common.request import Request, Timings
 from common.sampling import SamplingParams
 from common.serving.options import url_of
-from common.serving.prompt_logprobs import PromptLogprobs, PromptLogprobsParams
 from common.stages import ROOT, load_engine, load_stage_module, stage_folder, stage_folders
-from tests.helpers.engine_options import drain, endless
+from tests.helpers.engine_options import GREEDY, MAX_TOKENS, drain, endless
+from tests.helpers.quantized_reference import take_weights
+from tests.helpers.rounded_reference import round_keys_and_values
 from tests.helpers.small_models import LLAMA_FILE
 
 STAGES = [folder.name for folder in stage_folders()]
@@ -88,15 +91,13 @@ def test_a_fault_in_the_code_keeps_its_traceback(monkeypatch, capsys):
         run_main(monkeypatch, capsys, "02_kv_cache", "--prompt", "a", "--device", "cpu")
 
 
-@pytest.mark.parametrize("stage", [stage for stage in STAGES if stage > "05"])
-def test_k_and_v_in_8_bits_leave_room_for_more_tokens(monkeypatch, capsys, expected, stage):
+def test_k_and_v_in_8_bits_leave_room_for_more_tokens(monkeypatch, capsys, expected):
     arguments = ["--prompt", STORY, "--max-tokens", "5", "--ignore-eos", "--device", "cpu", "--kv-dtype", "int8"]
     arguments += ["--kv-memory", "4M", "--token-budget", "64"]
-    status, output, errors = run_main(monkeypatch, capsys, stage, *arguments)
+    status, output, errors = run_main(monkeypatch, capsys, "05_paged_attention", *arguments)
     assert (status, output) == (0, f"{expected.text}\n")
     [tokens] = re.findall(r"kv_dtype=int8 \(room for ([\d,]+) tokens, 3.76 times as many as in float32\)", errors)
-    both = 2176 + 272 * (stage > "07")  # bytes of a token, with the draft model's
-    assert int(tokens.replace(",", "")) == 2**22 // (16 * both) * 16
+    assert int(tokens.replace(",", "")) == 2**22 // (16 * 2176) * 16
 
 
 def test_what_cannot_keep_8_bits_is_refused(tmp_path):
@@ -109,45 +110,15 @@ def test_what_cannot_keep_8_bits_is_refused(tmp_path):
             load_model(tmp_path, device="cpu", kv_dtype=kv_dtype)
 
 
-def test_prompts_are_scored_as_they_are_served(loaded):
-    """With K and V of 8 bits: each token's log-probability is about the one with which stage 06 has drawn it."""
-    rounded = load_model(device="cpu", dtype="float32", kv_dtype="int8")
-    [story] = load_engine("06")(rounded).generate([STORY], endless(60, logprobs=0))
-    scored = {}
-    for name, each in (("plain", loaded), ("rounded", rounded)):
-        engine = PromptLogprobs(load_engine("06")(each))
-        request = engine.add(story.all_token_ids, PromptLogprobsParams(logprobs=0))
-        drain(engine)
-        scored[name] = [one.logprob for one in request.logprobs[len(story.prompt_token_ids) :]]
-    assert scored["rounded"] == pytest.approx([one.logprob for one in story.logprobs], abs=3e-2)
-    assert scored["rounded"] != pytest.approx(scored["plain"], abs=1e-3)
-
-
-def test_a_name_that_only_ipv6_knows_is_an_address_of_ipv6(monkeypatch):
-    known, look_up = ("::1", 0, 0, 0), socket.getaddrinfo
-
-    def only_ipv6(host, *arguments, **options):
-        if host != "six.test":
-            return look_up(host, *arguments, **options)
-        return [(socket.AF_INET6, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", known)]
-
-    monkeypatch.setattr(socket, "getaddrinfo", only_ipv6)
-    for host, address in {"six.test": "::1", "::1": "::1", "localhost": "localhost", "0.0.0.0": "0.0.0.0"}.items():
-        assert check_address(host, 0) == address  # any port: others might take one that was free
+def test_an_address_may_be_one_of_ipv6():
+    for host in ("::1", "localhost", "0.0.0.0"):
+        assert check_address(host, 0) == host  # any port: others might take one that was free
     assert url_of("::1", 80) == "http://[::1]:80"
     with (
         socket.create_server(("::1", 0), family=socket.AF_INET6) as taken,
         pytest.raises(InvalidInput, match=" in use"),
     ):
-        check_address("six.test", taken.getsockname()[1])
-
-
-def test_transformers_does_not_warn_of_a_prompt_that_the_engine_refuses(loaded, monkeypatch):
-    warnings = []
-    monkeypatch.setattr("transformers.tokenization_utils_base.logger.warning", warnings.append)
-    with pytest.raises(ValueError, match="maximum context length is"):
-        load_engine("02")(loaded).add(chat_prompt(loaded.tokenizer, "hello there " * 3000))
-    assert warnings == []
+        check_address("::1", taken.getsockname()[1])
 
 
 # ---- Finding stages ----
@@ -166,17 +137,63 @@ def test_a_stage_is_found_by_number_name_or_path(tmp_path):
         load_engine(impostor)
 
 
+# ---- Rounded numbers ----
+
+
+@pytest.mark.parametrize("how", [{"quantization": "int8"}, {"quantization": "int4"}, {"kv_dtype": "int8"}], ids=str)
+def test_rounded_numbers_give_the_tokens_of_a_reference_that_rounds_them(prompts, how):
+    """In batches of every size: products of few and of many tokens differ."""
+    loaded = load_model(device="cpu", dtype="float32", **how)
+    reference = take_weights(Reference(), loaded)
+    if loaded.config.kv_int8:
+        round_keys_and_values(reference.model)
+    expected = [reference.generate(prompt, MAX_TOKENS) for prompt in prompts[:8]]
+    for stage, options in {"06": {}, "08": {"num_draft_tokens": 2}}.items():
+        engine = load_engine(stage)(loaded, **options)
+        assert [request.token_ids for request in engine.generate(prompts[:8], GREEDY)] == expected
+
+
 # ---- Requests ----
+
+BAD = [  # prompt, max_tokens, what the error says
+    ("", 8, "empty"),
+    ([], 8, "empty"),
+    ("\ud800", 8, "surrogate"),
+    ([4096], 8, "vocabulary"),
+    ([5, -1], 8, "vocabulary"),
+    ([1.5], 8, "integer"),
+    ([True], 8, "integer"),
+    ([7] * 60, 5, "context"),
+    ([7] * 64, None, "context"),
+]
+
+
+def test_bad_requests_are_refused_and_nothing_else_suffers(loaded):
+    engine = load_engine("02")(replace(loaded, config=replace(loaded.config, context_length=64)))
+    good = engine.add([5, 6], endless(4))
+    for prompt, max_tokens, says in BAD:
+        with pytest.raises(ValueError, match=says):
+            engine.generate([[7], prompt], SamplingParams(max_tokens=max_tokens))
+        assert list(engine.requests) == [good.request_id]
+    with pytest.raises(ValueError, match="2 prompts came with 1"):
+        engine.generate([[5], [6]], [endless(4)])
+    drain(engine)
+    assert len(good.token_ids) == 4
+
+
+def test_an_id_in_use_is_refused_and_never_chosen(loaded):
+    engine = load_engine("02")(loaded)
+    for request_id in ("one", "request-0"):
+        engine.add(STORY, GREEDY, request_id)
+        with pytest.raises(ValueError, match=f"'{request_id}'"):
+            engine.add(STORY, GREEDY, request_id)
+    assert engine.add(STORY, GREEDY).request_id not in ("one", "request-0")
 
 
 def test_timings():
-    for timings, times in (
-        (Timings(10.0), (None, None, None)),
-        (Timings(10.0, [12.0]), (2.0, None, None)),
-        (Timings(10.0, [12.0, 13.0, 16.0], 16.5), (2.0, 2.0, 6.5)),
-    ):
-        found = timings.time_to_first_token, timings.time_per_output_token, timings.end_to_end_latency
-        assert found == times
+    timings = Timings(10.0, [12.0, 13.0, 16.0], 16.5)
+    assert (timings.time_to_first_token, timings.time_per_output_token, timings.end_to_end_latency) == (2.0, 2.0, 6.5)
+    assert Timings(10.0, [12.0]).time_per_output_token is None
 
 
 def test_a_request_ends_for_the_first_reason_that_holds(loaded):

@@ -26,7 +26,7 @@ from common.bench.settings import Settings
 from common.bench.suite import Suite
 from common.errors import counted, expect_writable, shortened
 from common.stages import stage_folder, stage_folders
-from common.terminal import add_table, note, run_to_end
+from common.terminal import add_table, run_to_end
 
 from .questions import STEADY, WIDTH, Question, drift, read_questions, result, table
 
@@ -165,15 +165,6 @@ def indented(text: str) -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent="   ")
 
 
-def run() -> int:
-    """Run the command line; Ctrl-C writes nothing."""
-    try:
-        return main(sys.argv[1:])
-    except KeyboardInterrupt:
-        note("\nInterrupted: nothing is written.")
-        return 130
-
-
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must also end the measuring processes.
-    run_to_end(run)
+    run_to_end(lambda: main(sys.argv[1:]))

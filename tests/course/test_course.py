@@ -214,7 +214,7 @@ def test_diff_compares_stages_and_a_learners_own_and_needs_nothing_but_python(tr
         assert result.returncode == 0 and not (tree / ".venv").exists()
         return result.stdout
 
-    assert "+    mine = 1" in diff("my/02")
+    assert "+    mine = 1" in diff("my/02") and "01_naive is the first stage" in diff("1")
     reference = diff("2")
     assert "01_naive -> 02_kv_cache" in reference
     assert "\nnew file: cache.py, 2 lines\n" in reference and "\n-        return 1\n+        return 2\n" in reference

@@ -53,6 +53,7 @@ CHECKS = [
     (doctor.others, {"busy_cores": (1.5, ["chrome", "python"])}, OPTIONAL, "1.5 cores are busy (chrome, python)"),
     (doctor.network, {"answers": False, "usable_python": None, "COURSE_KIT": "/kits"}, OK, ""),
     (doctor.network, {"answers": False, "usable_python": None}, NEEDED, ""),
+    (doctor.compiler, {"find_gpu": None, "PATH": ""}, OPTIONAL, ""),
     (doctor.compiler, {"find_gpu": "H100, 580.1, 80 GB", "PATH": ""}, NEEDED, ""),
     (doctor.environment, {"usable_python": None, "COURSE_KIT": "/kits"}, NEEDED, "holds no kit named"),
     (gpu_line(None, PACE), {}, OK, "everything runs on the CPU"),

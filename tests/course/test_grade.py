@@ -51,12 +51,16 @@ def test_classroom_50_gives_nothing_for_nothing(tmp_path):
     assert result["schema"] == "classroom50/result/v1" and result["commit"] == result["review"] == "u"
 
 
-def test_a_mistake_fails_its_own_check_and_code_that_asks_the_network_all(loaded_once, tmp_path):
+def test_a_mistake_fails_its_own_check_and_code_that_asks_the_network_all(loaded_once, tmp_path, monkeypatch):
     folder = submitted(tmp_path / "submission")
     edit(folder / "kv_cache.py", "self.k.nbytes + self.v.nbytes", "self.k.nbytes")
     failed, *others = grade.grade(folder.name, tmp_path, KEY)
     assert failed.title == "What a cache costs" and "Happened: " in failed.output
     assert failed.score == 0 and others[0].score == 5
+    for name, value in CLASSROOM.items():
+        monkeypatch.setenv(name, value)
+    tests = grade.for_classroom50([failed, *others])["tests"]
+    assert [(one["passed"], one["score"]) for one in tests[:2]] == [(False, 0), (True, 5)]
     engine = folder / "engine.py"
     engine.write_text(f"import socket\nsocket.create_connection(('192.0.2.1', 80))\n{engine.read_text()}")
     assert "no network while a stage is graded" in grade.grade(folder.name, tmp_path, KEY)[-1].output

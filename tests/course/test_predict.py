@@ -122,12 +122,3 @@ def test_a_bad_answer_is_told_what_is_wrong_and_asked_again(monkeypatch, capsys)
     typed.side_effect = ["", "2"]
     given = {"waste": [1.0] * 3}
     assert predict.ask_all(questions, given) == given | {"fit": None, "throughput": [2.0]}
-
-
-def test_control_c_at_a_question_ends_quietly(monkeypatch, capsys):
-    monkeypatch.setattr(builtins, "input", Mock(side_effect=["many", KeyboardInterrupt]))
-    monkeypatch.setattr(sys, "stdin", Mock(isatty=lambda: True))
-    monkeypatch.setattr(sys, "argv", ["predict", "05"])
-    assert predict.run() == 130
-    printed = capsys.readouterr()
-    assert "is not a number" in printed.out and printed.err.endswith("Interrupted: nothing is written.\n")

@@ -83,10 +83,8 @@ def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys
 def test_from_refuses_what_would_be_mixed_in_without_a_word_and_what_does_not_parse(root):
     (root / "mine").mkdir()
     (root / "mine" / "engine.py").write_text("x = 1\ndef f(:\n")
-    other = "takes over your stage 04, the one before, and .* is another"
     for earlier, says in (
-        (STAGES[2].name, other),
-        (STAGES[5].name, other),
+        (STAGES[2].name, "takes over your stage 04, the one before, and .* is another"),
         ("mine", r"engine\.py, line 2"),
         ("nothing", "There is no stage .*nothing"),
     ):
@@ -145,6 +143,7 @@ def test_nothing_is_filled_in_without_a_clear_yes(root, monkeypatch):
         ([], text, "needs one task"),
         (["2"], text, "say --yes"),
         (["run"], text, "^There is no task 'run'. Nearest: .*Engine.run"),
+        (["Engin.run"], text, "^There is no task 'Engin.run'. Nearest: .*Engine.run"),
         (["zzz"], text, "^There is no task 'zzz'. Nearest: none; TASKS.md lists all"),
         (["Engine.release"], text.replace("def release(", "def give_back("), "engine.py has no Engine.release"),
         (["Engine.run"], text.replace("def release(", "def release(("), "engine.py, line"),

@@ -1,13 +1,16 @@
 """`check`: a learner's folder against the milestones, and what it is told. See test_milestones.py."""
 
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from common.learn import check, solve, start
 from common.learn.blank import find_tasks
 from common.learn.code import read_files
-from common.learn.milestones import read_milestones
+from common.learn.milestones import Failed, read_milestones
+from common.learn.milestones.runner import run_one
 from common.stages import ROOT, stage_folder
 from common.toml import read_toml
 from tests.helpers.incomplete_stages import edit, patient, without
@@ -101,6 +104,19 @@ def test_a_mistake_is_shown_where_it_lies(tmp_path, runner, mistake):
     milestone = read_milestones(mistake["file"][:2])[mistake["milestone"] - 1]
     outcome = runner.run(tmp_path / file.parent, patient(milestone))
     assert mistake["says"] in outcome.what and mistake.get("shows", "") in outcome.picture
+
+
+def test_what_ended_a_thread_is_shown_with_what_then_failed(monkeypatch):
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)  # restored afterwards
+
+    def check(stage):
+        (thread := threading.Thread(target=lambda: [][0])).start()
+        thread.join()
+        raise Failed("no answer came")
+
+    outcome = run_one(check, SimpleNamespace(folder=Path(__file__).parent))
+    assert outcome.what.startswith("no answer came\n") and ": IndexError: " in outcome.what
+    assert "[][0]" in outcome.picture
 
 
 def test_tasks_that_are_ok_and_fail_beside_an_earlier_one_are_told_so(tmp_path, capsys, loaded_once):

@@ -133,10 +133,11 @@ def test_a_reader_that_ends_early_is_no_failure(tree):
     """As in `course.py demo | head`: nothing more is started, and nothing is said."""
     (tree / "01_naive/main.py").write_text(
         "import sys\nsys.path.append('.')\nfrom common.terminal import run_to_end\n"
-        "run_to_end(lambda: print('more ' * 99999))\n"
+        "run_to_end(lambda: print('more\\n' * 99999))\n"
     )
     process = start(tree, "demo", cwd=tree)
-    process.stdout.readline()
+    while process.stdout.readline() != "more\n":
+        pass
     process.stdout.close()
     assert process.stderr.read() == ""
     assert process.wait(timeout=120) == course.READER_GONE

@@ -33,7 +33,7 @@ def write_course(root: Path) -> None:
         (root / after.name / "diff.md").write_text(diff_page(before, after), encoding="utf-8")
     for folder in [path for path in root.rglob("*") if path.is_dir() and not (path / "README.md").exists()]:
         links = [f"- [{path.name}]({path.name})" for path in sorted(folder.iterdir())]
-        (folder / "README.md").write_text("\n".join([f"# {folder.relative_to(root)}\n", *links]), encoding="utf-8")
+        (folder / "contents.md").write_text("\n".join([f"# {folder.relative_to(root)}\n", *links]), encoding="utf-8")
     for page in root.rglob("*.md"):
         page.write_text(prepared(page), encoding="utf-8")
     with (root / "README.md").open("a", encoding="utf-8") as readme:
@@ -47,7 +47,10 @@ def prepared(page: Path) -> str:
         return PLAYER.format(said=(found[1] or found[2]).removesuffix(": a recording"), at=found[3])
 
     def lead(found: re.Match) -> str:
-        return f"{found[0]}/README.md" if (page.parent / found[0]).is_dir() else found[0]
+        folder = page.parent / found[0]
+        if not folder.is_dir():
+            return found[0]
+        return f"{found[0]}/{'README' if (folder / 'README.md').exists() else 'contents'}.md"
 
     command = f"`python3 course.py diff {page.parent.name[:2]}`"
     text = page.read_text(encoding="utf-8").replace(command, f"[{command}](diff.md)", 1)

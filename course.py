@@ -26,7 +26,6 @@ if sys.version_info < (3, 10):  # noqa: UP036 (ruff assumes 3.10 or newer). Pyth
 import importlib
 import os
 import re
-import select
 import signal
 import subprocess
 from collections.abc import Callable
@@ -108,8 +107,6 @@ def run(command: list[str], folder: Path, environment: dict[str, str] | None = N
             interrupted = True
     if interrupted:
         raise KeyboardInterrupt
-    if child.returncode and reader_has_gone():
-        return READER_GONE
     return child.returncode if child.returncode >= 0 else 128 - child.returncode  # 128 + signal, as in shells
 
 
@@ -118,15 +115,6 @@ def own_environment(stage: Path, root: Path) -> dict[str, str]:
     if stage.parent == root:
         return {}
     return {"COURSE_STAGE": str(stage), "PYTHONPATH": os.pathsep.join([str(stage.parent), str(root)])}
-
-
-def reader_has_gone() -> bool:
-    """Return whether stdout is a pipe whose reader has ended, as `head` does once it has its lines."""
-    if not hasattr(select, "poll"):  # Windows
-        return False
-    poll = select.poll()
-    poll.register(1, 0)
-    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def run_stages(stages: list[Path], script: str, arguments: list[str], root: Path) -> int:

@@ -26,7 +26,7 @@ from common.bench.settings import Settings
 from common.bench.suite import Suite
 from common.errors import counted, expect_writable, shortened
 from common.stages import stage_folder, stage_folders
-from common.terminal import note, run_to_end
+from common.terminal import add_table, run_to_end
 
 from .questions import STEADY, WIDTH, Question, drift, read_questions, result, table
 
@@ -43,7 +43,8 @@ def main(arguments: Sequence[str]) -> int:
         sys.exit(f"`predict` measures the course's own stages: give their number, not {arguments[0]}.")
     benchmark: Benchmark = import_module(f"{stage.name}.benchmark").BENCHMARK
     args = parse_options(benchmark, arguments[1:])
-    expect_writable(args.out / stage.name)
+    out = args.out or RESULTS
+    expect_writable(out / stage.name)
     size_set = SIZES[args.model]
     questions = read_questions(stage, benchmark.sizes_of(size_set), args.model)
     guesses: Guesses = {question["name"]: getattr(args, question["name"]) for question in questions}
@@ -61,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
     if (changed := drift(document) - 1) > STEADY:
         document["headline"]["doubt"] = f"the machine's speed changed by {changed:.0%} meanwhile"
     document["questions"] = [result(question, document, guesses[question["name"]]) for question in questions]
-    path = args.out / f"{slug(document['hardware'])}-predict-{stage.name[:2]}.json"
+    path = out / f"{slug(document['hardware'])}-predict-{stage.name[:2]}.json"
     write_json(path, document)
     print(f"\n{table(document)}\n", flush=True)
     benchmark.draw(document, path.with_suffix(".png"))
@@ -84,8 +85,7 @@ def measure(benchmark: Benchmark, size_set: str, model: str | None) -> dict[str,
 def parse_options(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
     """Parse the command line: an option for each question, with its text as help."""
     stage, first = Path(benchmark.file).parent, argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    help = "smollm2: with a real model (default: the bundled one)"
-    first.add_argument("--model", choices=["smollm2"], help=help)
+    add_table(first, "course.py predict")
     model = first.parse_known_args(arguments)[0].model  # Each question is an option, and questions differ by model.
     size_set = SIZES[model]
     questions = read_questions(stage, benchmark.sizes_of(size_set), model)
@@ -108,7 +108,6 @@ def parse_options(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Na
         help = f"{one['ask']} Unit: {one['unit']}{places(one)}."
         metavar = ",".join("N" for _ in one["at"])
         parser.add_argument(f"--{one['name']}", type=partial(parse, one), metavar=metavar, help=help)
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help="for PNG and JSON (default: results)")
     return parser.parse_args(arguments)
 
 
@@ -166,15 +165,6 @@ def indented(text: str) -> str:
     return textwrap.fill(text, WIDTH, subsequent_indent="   ")
 
 
-def run() -> int:
-    """Run the command line; Ctrl-C writes nothing."""
-    try:
-        return main(sys.argv[1:])
-    except KeyboardInterrupt:
-        note("\nInterrupted: nothing is written.")
-        return 130
-
-
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM must also end the measuring processes.
-    run_to_end(run)
+    run_to_end(lambda: main(sys.argv[1:]))

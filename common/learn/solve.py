@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from common.bench.documents import write_atomically
+from common.errors import counted
 from common.terminal import parser_of
 
 from .blank import Task, find_tasks
@@ -40,7 +41,7 @@ def main(arguments: list[str], root: Path = ROOT) -> int:
         return 1
     for name, text in sources.items():
         write_atomically(folder / name, text)  # on a full disk the learner's file stays as it is
-    print(f"Filled in {len(chosen)} task{'s' * (len(chosen) != 1)}.")
+    print(f"Filled in {counted(len(chosen), 'task')}.")
     return 0
 
 

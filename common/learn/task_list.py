@@ -1,12 +1,13 @@
 """TASKS.md: what a learner writes in a stage, in the order of the lesson's walk, in the words of the reference."""
 
 import ast
-import difflib
 import inspect
 import re
 import textwrap
 from collections.abc import Iterable
 from pathlib import Path
+
+from common.errors import counted
 
 from .blank import Task, find_tasks, reasons, stage_before
 from .code import Definition, definitions
@@ -112,24 +113,17 @@ def docstring(stage: Path, found: Definition) -> str:
 def entry(before: Path, stage: Path, task: Task) -> list[str]:
     """Return the paragraphs about one task."""
     found = task.of(stage)
-    code = code_lines(found)
-    size = f"{len(code)} line{'s' * (len(code) != 1)} in the reference"
+    size = f"{counted(len(code_lines(found)), 'line')} in the reference"
     if task.changed:
-        was = task.of(before)
-        marks = [line[0] for line in difflib.ndiff(code_lines(was), code)]
-        link = f"[stage {before.name[:2]}'s](../../{before.name}/{task.file}#L{was.node.lineno})"
-        size += f", +{marks.count('+')} -{marks.count('-')} to {link} (line {was.node.lineno})"
+        line = task.of(before).node.lineno
+        size += f", changed from [stage {before.name[:2]}'s](../../{before.name}/{task.file}#L{line}) (line {line})"
     told, used = words_of(stage, task)
     checks = [
         f"Checked by milestone {one.number}." for one in read_milestones(stage.name[:2]) if task.name in one.tasks
     ]
     said = " ".join(filter(None, [told, f"{size}.", used, *checks[:1]]))
-    why = " ".join(
-        map(
-            clean,
-            re.split(r" (?=NEW in \d\d: )", " ".join(line.strip("# \n") for line in reasons(found, stage.name[:2]))),
-        )
-    )
+    comments = " ".join(line.strip("# \n") for line in reasons(found, stage.name[:2]))
+    why = " ".join(map(clean, re.split(r" (?=NEW in \d\d: )", comments)))
     return [
         f"### {task.number}. `{task.name}`",
         f"```python\n{signature(found)}\n```",

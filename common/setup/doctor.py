@@ -46,13 +46,15 @@ def main(arguments: list[str]) -> int:
         sys.exit(f"`doctor` takes no arguments, and was given {' '.join(arguments)}.")
     if (found := usable_python(ROOT)) not in (None, sys.executable):  # That Python has psutil.
         return subprocess.run([found, "-m", __name__], cwd=ROOT).returncode
-    marks, pace = [show(name, check()) for name, check in CHECKS.items()], {}
+    has_packages = machine.psutil and find_spec("platformdirs")
+    checks = [item for item in CHECKS.items() if has_packages or item[1] not in NEED_PACKAGES]
+    marks, pace = [show(name, check()) for name, check in checks], {}
     if usable_python(ROOT):
         pace, line = measure_pace()
         marks.append(show("stage 05", line))
     marks.append(show("GPU", gpu_line(find_gpu(), pace)))
     if not pace:
-        print("\nOnce `python3 course.py demo 1` has run, doctor also says how fast this machine is.")
+        print("\nOnce `python3 course.py demo 1` has run, doctor also says how fast this machine is, and what is free.")
     return int(NEEDED in marks)
 
 
@@ -88,8 +90,6 @@ def environment() -> Line:
 
 
 def models() -> Line:
-    if not find_spec("platformdirs"):
-        return Line(OK, "which of them are here, doctor knows once .venv is there")
     table = package_table()
     missing = {name: model["megabytes"] for name, model in table.items() if not kept_file(model).exists()}
     said = [f"--model {name} fetches {size} MB when it is first used" for name, size in missing.items()]
@@ -106,8 +106,6 @@ def disk() -> Line:
 
 def memory() -> Line:
     free = machine.free_memory()
-    if free is None:
-        return Line(OK, f"{MEMORY_GB} GB must be free; how much is, doctor knows once .venv is there")
     if free < MEMORY_GB * 1e9:
         return Line(NEEDED, f"{free / 1e9:.1f} GB free: close programs until {MEMORY_GB} GB are.")
     return Line(OK, f"{free / 1e9:.1f} GB free")
@@ -127,10 +125,7 @@ def cores() -> Line:
 
 
 def others() -> Line:
-    busy = machine.busy_cores()
-    if busy is None:
-        return Line(OK, "doctor knows how busy this machine is once .venv is there")
-    taken, names = busy
+    taken, names = machine.busy_cores()
     if taken >= 0.3:
         who = f" ({', '.join(names[:3])})" if names else ""
         return Line(OPTIONAL, f"{taken:.1f} cores are busy{who}: end that before you measure anything.")
@@ -178,6 +173,7 @@ CHECKS = {
     "Python": python, "environment": environment, "models": models, "disk": disk, "memory": memory, "cores": cores,
     "in use": others, "port": port, "network": network, "C++ compiler": compiler, "browser": browser,
 }  # fmt: skip
+NEED_PACKAGES = (models, memory, others)
 
 
 @cache

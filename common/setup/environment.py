@@ -4,7 +4,6 @@ import hashlib
 import mmap
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -19,12 +18,6 @@ from common.terminal import LOOK_EVERY, StatusLine, note
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
 ADVICE = "pip failed, for the reason above. Once that is put right, the same command carries on."
 SHOWN_LINES = 15  # of pip's output, if it fails
-ACTIVITIES = {  # what pip prints when it begins something: what the user reads
-    r"Installing collected packages: ": "unpacking, which takes about a minute",
-    r"Saved (?:.*[/\\])?(\w+)-": "saving {}",
-    r"\s*(?:Downloading|Using cached) (?:.*/)?(\w+)-\S+\.whl \((.+)\)": "downloading {} ({})",
-    r"(?:Collecting|Processing) ": "choosing versions",
-}
 
 
 def prepare_environment(root: Path) -> str:
@@ -116,25 +109,20 @@ def install_kit(venv: Path, kit: Path) -> None:
 
 
 def run_pip(command: list[str], advice: str, environment: Mapping[str, str] | None = None) -> None:
-    """Run pip, and show all the time what it is doing. If it fails, exit with its last lines and `advice`."""
+    """Run pip, and show in one line what it said last. If it fails, exit with its last lines and `advice`."""
     # pip decides by itself which lines a terminal gets; through a pipe they are always the same.
     options = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "encoding": "utf-8", "errors": "replace"}
     lines, started = [], time.monotonic()
     with subprocess.Popen([*command, *options], env=environment, **pipes) as child, StatusLine() as status:
-        reader = threading.Thread(target=lambda: [lines.append(line.rstrip()) for line in child.stdout], daemon=True)
+        read = (line.rstrip() for line in child.stdout if line.strip())
+        reader = threading.Thread(target=lambda: [lines.append(line) for line in read], daemon=True)
         reader.start()
         while reader.is_alive():
             reader.join(LOOK_EVERY)
-            status.say(time.monotonic() - started, activity(lines))
+            status.say(time.monotonic() - started, (lines or ["starting pip"])[-1].strip())
     if child.returncode:
         sys.exit("\n".join([*lines[-SHOWN_LINES:], advice]))
-
-
-def activity(lines: list[str]) -> str:
-    """Say what pip is doing, from the lines that it has printed."""
-    found = ((re.match(pattern, line), told) for line in reversed(lines) for pattern, told in ACTIVITIES.items())
-    return next((told.format(*match.groups()) for match, told in found if match), "starting pip")
 
 
 def is_cpu_torch_better() -> bool:

@@ -5,7 +5,6 @@ pins each file by its checksum; pip compares them when it installs the kit. pip 
 to be compiled on that machine is refused.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from common.packages import MODELS, package_table, pip_download
 from common.stages import ROOT
-from common.terminal import note
+from common.terminal import note, parser_of
 
 from .environment import TORCH_CPU_INDEX, answers, digest, make_venv, run_pip, running_platform, running_python
 
@@ -33,26 +32,20 @@ MARKERS = "sys_platform platform_system os_name platform_machine".split()
 
 
 def main(arguments: list[str], root: Path = ROOT) -> int:
-    parser = argparse.ArgumentParser("course.py kit", usage=argparse.SUPPRESS)
-    add, here = parser.add_argument, f"{', '.join(PLATFORMS)} (default: this one, {running_platform()})"
-    add("--out", type=Path, required=True, metavar="FOLDER", help="may hold kits for other machines too")
-    add("--platform", default=running_platform(), help=f"for which machine: {here}")
-    add("--python", choices=("3.10", "3.11", "3.12", "3.13"), default=running_python(), help="default: %(default)s")
-    add("--cuda", action="store_true", help="on Linux, take PyTorch with CUDA: several GB more")
-    add("--model", action="append", default=[], metavar="NAME", help="a model as well, such as smollm2")
-    args = parser.parse_args(arguments)
-    if args.platform not in PLATFORMS:
-        sys.exit(f"There is no kit for {args.platform}. Use --platform with one of {', '.join(PLATFORMS)}.")
-    folder = args.out / f"{args.platform}-python{args.python}"
+    args = parser_of("course.py kit").parse_args(arguments)
+    target, python = args.platform or running_platform(), args.python or running_python()
+    if target not in PLATFORMS:
+        sys.exit(f"There is no kit for {target}. Use --platform with one of {', '.join(PLATFORMS)}.")
+    folder = args.out / f"{target}-python{python}"
     table = package_table() if args.model else {}
     if unknown := [name for name in args.model if name not in table]:
         sys.exit(f"No wheel of {unknown[0]} is known. Use --model with one of {', '.join(table)}.")
-    gather(folder, args.platform, args.python, root / "requirements.txt", args.cuda)
+    gather(folder, target, python, root / "requirements.txt", args.cuda)
     for model in map(table.get, args.model):
         run_pip(pip_download(sys.executable, model, args.out / MODELS), ADVICE)
         note(f"{args.out / MODELS}: {model['title']}, {model['megabytes']} MB, licence {model['licence']}")
-    sizes, windows = [path.stat().st_size for path in folder.glob("*.whl")], args.platform.startswith("windows")
-    note(f"{folder}: {len(sizes)} files, {sum(sizes) / 1e6:,.0f} MB. On a {args.platform} with Python {args.python}:")
+    sizes, windows = [path.stat().st_size for path in folder.glob("*.whl")], target.startswith("windows")
+    note(f"{folder}: {len(sizes)} files, {sum(sizes) / 1e6:,.0f} MB. On a {target} with Python {python}:")
     note("  set COURSE_KIT=FOLDER" if windows else "  export COURSE_KIT=FOLDER")
     note(f"  {'py' if windows else 'python3'} course.py demo")
     note(f"FOLDER is the copy of {args.out.name} there.")

@@ -1,4 +1,4 @@
-"""What this machine has and what other programs take of it; None where only psutil knows, which comes with .venv."""
+"""What this machine has and what other programs take of it."""
 
 import os
 import shutil
@@ -10,7 +10,7 @@ from pathlib import Path
 try:
     import psutil
 except ImportError:
-    psutil = None
+    psutil = None  # It comes with .venv.
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")  # Pictures and the tests of pages use them.
 CGROUP = Path("/sys/fs/cgroup")  # where Linux says how much a container may use
@@ -27,10 +27,8 @@ def core_quota() -> float | None:
     return None if quota == "max" else int(quota) / int(period)
 
 
-def free_memory() -> int | None:
+def free_memory() -> int:
     """Return the bytes that a program can have without others being swapped out."""
-    if psutil is None:
-        return None
     free, most = psutil.virtual_memory().available, limit("memory.max") or "max"
     return free if most == "max" else min(free, int(most))
 
@@ -41,10 +39,8 @@ def limit(name: str) -> str:
     return ""
 
 
-def busy_cores() -> tuple[float, list[str]] | None:
+def busy_cores() -> tuple[float, list[str]]:
     """Watch half a second: how many cores were busy, and which programs took 0.2 cores or more, busiest first."""
-    if psutil is None:
-        return None
     list(psutil.process_iter(["cpu_percent"]))  # The next call counts from this one.
     busy, shares = psutil.cpu_percent(0.5) / 100 * psutil.cpu_count(), Counter()
     for one in psutil.process_iter(["name", "cpu_percent"]):

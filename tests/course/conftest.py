@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from common.learn.milestones import runner
+from common.learn.milestones.runner import Runner
 from common.stages import ROOT, stage_folders
 
 
@@ -15,9 +15,16 @@ def loaded_once() -> Iterator[None]:
     """Have a fork server load the models for the processes that run milestones, where there is such a thing."""
     with pytest.MonkeyPatch.context() as patch:
         if "forkserver" in multiprocessing.get_all_start_methods():
-            patch.setattr(runner, "START_METHOD", "forkserver")
+            patch.setattr("common.learn.milestones.runner.START_METHOD", "forkserver")
             multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.helpers.preloaded"])
         yield
+
+
+@pytest.fixture(scope="module")
+def runner(loaded_once) -> Iterator[Runner]:
+    """A process that runs milestones, of one folder after the other."""
+    with Runner() as runner:
+        yield runner
 
 
 @pytest.fixture

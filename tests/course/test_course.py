@@ -3,7 +3,6 @@
 import ast
 import os
 import runpy
-import select
 import shutil
 import signal
 import subprocess
@@ -71,27 +70,21 @@ def test_a_learners_own_stage_runs_beside_common_and_not_the_reference(tree):
             course.main(["demo", unknown], tree)
 
 
-def test_the_door_alone_says_what_comes_next(tree, capsys):
+def test_the_door_alone_says_what_comes_next(root, capsys):
     """From the learner's newest folder: the first milestone that lacks a task, or the next lesson."""
-    for name in ("01_naive", "02_kv_cache"):
-        shutil.rmtree(tree / name)
-        shutil.copytree(course.ROOT / name, tree / name)
 
     def said() -> str:
-        assert course.main([], tree) == 0
+        capsys.readouterr()
+        assert course.main([], root) == 0
         return capsys.readouterr().out
 
-    assert "01_naive/README.md" in said() and len(said().splitlines()) < 10
-    start_stage(["02_kv_cache"], tree)
-    for tasks, answer in (
-        ([], "You are at 02, milestone 1 of "),
-        (["KVCache.nbytes", "KVCache.attend"], "You are at 02, milestone 4 of "),
-        (["--all"], "All of 02 is written"),
-    ):
-        for task in tasks:
-            solve(["02_kv_cache", task, "--yes"], tree)
-        capsys.readouterr()
-        assert answer in (text := said()) and "python3 course.py check 02" in text
+    assert "01_naive/README.md" in said()
+    start_stage(["02_kv_cache"], root)
+    assert "You are at 02, milestone 1 of " in said()
+    solve(["02_kv_cache", "KVCache.nbytes", "--yes"], root)
+    assert "You are at 02, milestone 2 of " in said()
+    solve(["02_kv_cache", "--all", "--yes"], root)
+    assert "All of 02 is written" in said() and "03_streaming/README.md" in said()
 
 
 def test_help_lists_the_commands_and_the_stages_with_their_titles(tree, capsys):
@@ -99,17 +92,6 @@ def test_help_lists_the_commands_and_the_stages_with_their_titles(tree, capsys):
     output = capsys.readouterr().out
     assert all(f"\n  {command}" in output for command in course.VERBS)
     assert "02_kv_cache   02: remember keys and values\n" in output and "10_unfinished" not in output
-
-
-def test_what_is_no_stage_of_the_course_is_not_measured_and_has_none_before_it(tree):
-    write_files(tree, {"mine/engine.py": ""})
-    for arguments, answer in (
-        (["bench", "01"], "There is nothing to run: no benchmark.py was found."),
-        (["bench", "mine"], "mine has no stage's name: its benchmark would measure the reference. Rename it."),
-        (["diff", "mine"], "mine has no stage's number, so it is not clear which stage comes before it."),
-    ):
-        with pytest.raises(SystemExit, match=f"^{answer}$"):
-            course.main(arguments, tree)
 
 
 def test_old_pythons_are_turned_away_in_a_sentence(monkeypatch):
@@ -147,18 +129,18 @@ def test_a_program_gets_the_other_arguments_and_runs_where_the_user_is(tree, tmp
         assert printed == f"{elsewhere} {passed}\n"
 
 
-@pytest.mark.skipif(not hasattr(select, "poll"), reason="Windows cannot tell that a reader has ended")
 def test_a_reader_that_ends_early_is_no_failure(tree):
     """As in `course.py demo | head`: nothing more is started, and nothing is said."""
     (tree / "01_naive/main.py").write_text(
-        "import time\nprint(1, flush=True)\ntime.sleep(0.5)\nprint('more ' * 99999)\n"
+        "import sys\nsys.path.append('.')\nfrom common.terminal import run_to_end\n"
+        "run_to_end(lambda: print('more\\n' * 99999))\n"
     )
-    process = start(tree, "demo", "1")
-    process.stdout.readline()
+    process = start(tree, "demo", cwd=tree)
+    while process.stdout.readline() != "more\n":
+        pass
     process.stdout.close()
-    errors = process.stderr.read()
+    assert process.stderr.read() == ""
     assert process.wait(timeout=120) == course.READER_GONE
-    assert "failed with exit status" not in errors
 
 
 @pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
@@ -233,8 +215,8 @@ def test_diff_compares_stages_and_a_learners_own_and_needs_nothing_but_python(tr
         assert result.returncode == 0 and not (tree / ".venv").exists()
         return result.stdout
 
-    mine, reference = diff("my/02"), diff("2")
-    assert "01_naive -> 02_kv_cache" in mine and "+    mine = 1" in mine
+    assert "+    mine = 1" in diff("my/02") and "01_naive is the first stage" in diff("1")
+    reference = diff("2")
+    assert "01_naive -> 02_kv_cache" in reference
     assert "\nnew file: cache.py, 2 lines\n" in reference and "\n-        return 1\n+        return 2\n" in reference
     assert "  changed: 4 lines (+2 -2)\n  new: 2 lines (cache.py, 2)\n" in reference
-    assert "01_naive is the first stage" in diff("1")

@@ -1,13 +1,12 @@
 """The environment: made once, taken up again after a failure, and filled from a kit without asking any index."""
 
-import base64
-import hashlib
 import os
 import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -17,80 +16,69 @@ from tests.helpers.incomplete_stages import copy_entry_point
 UNREACHABLE = "http://127.0.0.1:9"  # Usually nothing listens at the discard port, so a connection is refused at once.
 
 
-class FakeMachine:
-    """Stands in for the programs that setup runs: venv makes a folder, pip answers as told; both are counted."""
-
-    def __init__(self) -> None:
-        self.venvs_made = 0
-        self.installs: list[list[str]] = []
-        self.pip_fails = False
-        self.version = environment.running_python()  # of the Python in .venv
-        self.reason = ""  # why venv fails, if it does
-
-    def run(self, command, **options):
-        if "venv" in command and not self.reason:
-            self.venvs_made += 1
-            python = environment.python_of(Path(command[-1]))
-            python.parent.mkdir(parents=True, exist_ok=True)
-            python.touch()
-        return subprocess.CompletedProcess(command, bool(self.reason), stdout=self.reason or f"{self.version}\n")
-
-    def run_pip(self, command, advice, variables=None):
-        self.installs.append(command[command.index("--no-compile") + 1 :])
-        if self.pip_fails:
-            sys.exit(advice)
-
-
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    (tmp_path / "requirements.txt").write_text("torch==2.13.0  # pinned\nnumpy\n")
+    (tmp_path / "requirements.txt").write_text("torch==2.13.0  # pinned\n")
     return tmp_path
 
 
 @pytest.fixture
-def machine(monkeypatch) -> FakeMachine:
-    fake = FakeMachine()
+def venv(monkeypatch) -> Mock:
+    """Stands for the programs that setup runs: venv, which makes a folder, and a Python with pip, which has a version.
+
+    returncode: of venv, and what it says instead of a version.
+    """
+    answers = Mock(returncode=0, stdout=f"{environment.running_python()}\n")
+
+    def run(command, **options):
+        if "venv" in command and not answers.returncode:
+            answers.made()
+            python = environment.python_of(Path(command[-1]))
+            python.parent.mkdir(parents=True, exist_ok=True)
+            python.touch()
+        return answers
+
     monkeypatch.delenv("COURSE_NO_VENV", raising=False)
     monkeypatch.delenv("COURSE_KIT", raising=False)
-    monkeypatch.setattr(environment.subprocess, "run", fake.run)
-    monkeypatch.setattr(environment, "run_pip", fake.run_pip)
-    monkeypatch.setattr(environment, "is_cpu_torch_better", lambda: False)
-    return fake
+    monkeypatch.setattr(environment.subprocess, "run", run)
+    monkeypatch.setattr(environment, "is_cpu_torch_better", lambda: True)
+    return answers
 
 
-def test_a_failed_install_or_update_leaves_nothing_that_looks_finished_and_a_whole_one_stays(root, machine):
+@pytest.fixture
+def pip(monkeypatch) -> Mock:
+    monkeypatch.setattr(environment, "run_pip", pip := Mock())
+    return pip
+
+
+def test_a_failed_install_or_update_leaves_nothing_that_looks_finished_and_a_whole_one_stays(root, venv, pip):
     requirements = root / "requirements.txt"
     whole = requirements.read_text()
-    for attempt, text in enumerate((whole, "numpy>=99\n")):
+    for text in (whole, "numpy>=99\n"):
         requirements.write_text(text)
-        machine.pip_fails = True
-        with pytest.raises(SystemExit, match="pip failed, for the reason above"):
+        pip.side_effect = SystemExit
+        with pytest.raises(SystemExit):
             environment.prepare_environment(root)
-        machine.pip_fails = False
         requirements.write_text(whole)
-        for _ in range(2):  # the second time nothing is left to install
+        pip.reset_mock(side_effect=True)
+        for _ in range(2):  # The second time nothing is left to install.
             assert environment.prepare_environment(root) == str(environment.python_of(root / ".venv"))
-        assert (machine.venvs_made, machine.installs) == (1, [["-r", str(requirements)]] * (2 * attempt + 2))
+        words = pip.call_args.args[0]
+        assert pip.call_count == venv.made.call_count == 1 and words[-2:] == ["-r", str(requirements)]
+        assert environment.TORCH_CPU_INDEX in words
 
 
-def test_an_environment_half_made_or_of_another_python_is_made_again(root, machine):
+def test_an_environment_half_made_or_of_another_python_is_made_again(root, venv, pip):
     (root / ".venv/bin").mkdir(parents=True)
     environment.prepare_environment(root)
-    assert (machine.venvs_made, len(machine.installs)) == (1, 1)
     (root / ".venv/course-stamp").unlink()
-    machine.version = "3.9"
+    venv.stdout = "3.9"
     environment.prepare_environment(root)
-    assert (machine.venvs_made, len(machine.installs)) == (2, 2)
+    assert (venv.made.call_count, pip.call_count) == (2, 2)
 
 
-def test_without_a_gpu_the_cpu_build_of_torch_is_taken(root, machine, monkeypatch):
-    monkeypatch.setattr(environment, "is_cpu_torch_better", lambda: True)
-    environment.prepare_environment(root)
-    assert machine.installs[0][:2] == ["--extra-index-url", environment.TORCH_CPU_INDEX]
-
-
-def test_a_python_without_venv_says_what_to_install(root, machine):
-    machine.reason = "ensurepip is not available: apt install python3.11-venv\n"  # as on Debian
+def test_a_python_without_venv_says_what_to_install(root, venv):
+    venv.returncode, venv.stdout = 1, "ensurepip is not available: apt install python3.11-venv\n"  # as on Debian
     with pytest.raises(SystemExit, match="(?s)apt install python3.*Making .venv failed, for the reason above"):
         environment.prepare_environment(root)
 
@@ -107,13 +95,10 @@ def write_wheel(folder: Path, name: str, requires: tuple[str, ...] = (), tag: st
         + "".join(f"Requires-Dist: {one}\n" for one in requires),
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n",
     }
+    record = f"{info}/RECORD"
     with zipfile.ZipFile(folder / f"{name}-1.0-{tag}.whl", "w") as wheel:
-        record = []
-        for path, text in files.items():
+        for path, text in (files | {record: "".join(f"{path},,\n" for path in [*files, record])}).items():
             wheel.writestr(path, text)
-            checksum = base64.urlsafe_b64encode(hashlib.sha256(text.encode()).digest()).rstrip(b"=").decode()
-            record.append(f"{path},sha256={checksum},{len(text)}")
-        wheel.writestr(f"{info}/RECORD", "\n".join([*record, f"{info}/RECORD,,", ""]))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 
 from common.learn import check
 from common.learn.milestones import read_exercises
-from common.learn.milestones.runner import Outcome, Runner
+from common.learn.milestones.runner import Outcome
 from common.learn.start import write_folder
 from common.stages import ROOT, load_engine, stage_folders
 from tests.helpers.engine_options import GREEDY
@@ -45,14 +45,13 @@ def test_a_lesson_names_the_check_of_each_exercise_that_has_one(stage):
 
 @each_exercise
 def test_the_stage_alone_fails_and_the_solution_passes_and_changes_no_token(
-    stage, exercise, tmp_path, loaded_once, loaded, prompts, tokens
+    stage, exercise, tmp_path, runner, loaded, prompts, tokens
 ):
-    with Runner() as runner:
-        outcome = runner.run(stage, exercise)
-        assert outcome.what and not re.match(r"\w+:|not written|the (check|process)|it ran", outcome.what), outcome
-        folder = tmp_path / f"{stage.name}.exercise_{exercise.number}"  # a package is loaded once: each has its name
-        write_folder(folder, solved(stage, exercise.number))
-        assert runner.run(folder, exercise) == Outcome()
+    outcome = runner.run(stage, exercise)
+    assert outcome.what and not re.match(r"\w+:|not written|the (check|process)|it ran", outcome.what), outcome
+    folder = tmp_path / f"{stage.name}.exercise_{exercise.number}"  # a package is loaded once: each has its name
+    write_folder(folder, solved(stage, exercise.number))
+    assert runner.run(folder, exercise) == Outcome()
     engine = load_engine(folder)(loaded)
     assert [request.token_ids for request in engine.generate(prompts[:4], GREEDY)] == tokens
     engine.check()

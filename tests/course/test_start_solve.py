@@ -1,6 +1,7 @@
 """`start` and `solve`: a learner's folder, and that it is the reference once all is filled in."""
 
-import random
+import ast
+import re
 import sys
 from pathlib import Path
 from unittest.mock import Mock
@@ -9,6 +10,7 @@ import pytest
 
 from common.learn import solve, start
 from common.learn.blank import find_tasks
+from common.learn.code import read_files
 from common.stages import load_engine, stage_folders
 
 STAGES = stage_folders()
@@ -81,10 +83,8 @@ def test_from_takes_over_what_the_learner_wrote_and_the_stage_keeps(root, capsys
 def test_from_refuses_what_would_be_mixed_in_without_a_word_and_what_does_not_parse(root):
     (root / "mine").mkdir()
     (root / "mine" / "engine.py").write_text("x = 1\ndef f(:\n")
-    other = "takes over your stage 04, the one before, and .* is another"
     for earlier, says in (
-        (STAGES[2].name, other),
-        (STAGES[5].name, other),
+        (STAGES[2].name, "takes over your stage 04, the one before, and .* is another"),
         ("mine", r"engine\.py, line 2"),
         ("nothing", "There is no stage .*nothing"),
     ):
@@ -97,13 +97,21 @@ def test_from_refuses_what_would_be_mixed_in_without_a_word_and_what_does_not_pa
 
 
 @pytest.mark.parametrize("stage", STAGES[1:], ids=lambda stage: stage.name[:2])
-def test_filled_in_one_by_one_in_any_order_is_the_reference(root, stage):
+def test_a_blank_stage_keeps_what_is_said_and_filled_in_it_is_the_reference(root, stage):
     start.main([stage.name], root)
-    tasks = find_tasks(stage)
-    random.Random(stage.name).shuffle(tasks)
+    mine, tasks = root / "my" / stage.name, find_tasks(stage)
     for task in tasks:
-        assert solve.main([stage.name, task.name, "--yes"], root) == 0
-    assert files(root / "my" / stage.name) == files(stage)
+        given = task.of(mine)
+        assert [ast.unparse(one) for one in given.statements] == [task.unwritten.replace('"', "'")]
+        assert given.doc == task.of(stage).doc
+    for name, text in read_files(stage).items():
+        reasons = {line.strip() for line in text.splitlines() if line.strip().startswith("# NEW in ")}
+        assert reasons <= {*map(str.strip, (mine / name).read_text(encoding="utf-8").splitlines())}
+    headings = re.findall("^### .*", (mine / "TASKS.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings == [f"### {task.number}. `{task.name}`" for task in tasks]
+    for task in [tasks[-1].name, tasks[1].name, "--all"]:  # in any order
+        assert solve.main([stage.name, task, "--yes"], root) == 0
+    assert files(mine) == files(stage)
 
 
 def test_solve_shows_the_difference_and_leaves_the_rest(root, capsys):
@@ -133,7 +141,6 @@ def test_nothing_is_filled_in_without_a_clear_yes(root, monkeypatch):
     before, text = files(engine.parent), engine.read_text()
     for arguments, written, says in (
         ([], text, "needs one task"),
-        (["Engine.run", "--all"], text, "needs one task"),
         (["2"], text, "say --yes"),
         (["run"], text, "^There is no task 'run'. Nearest: .*Engine.run"),
         (["Engin.run"], text, "^There is no task 'Engin.run'. Nearest: .*Engine.run"),

@@ -183,9 +183,9 @@ def arrange_before_steps(scheduler: Any, policy: Policy) -> None:
     """Have each `schedule` of a scheduler begin with the policy."""
     schedule = scheduler.schedule
 
-    def arranged(*arguments: Any) -> list[Any]:
+    def arranged(*arguments: Any, **options: Any) -> list[Any]:
         policy.arrange(scheduler)
-        return schedule(*arguments)
+        return schedule(*arguments, **options)
 
     scheduler.schedule = arranged
 

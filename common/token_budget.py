@@ -8,7 +8,7 @@ the machine, the model and its type.
 A token's products take equally long wherever it stands; attention takes longer, the more tokens stand before it: on two
 cores a token of the bundled model behind 2,000 others takes some five times as long as the first. So a chunk has a
 price in tokens, and the measured budget is what a step may spend. A scheduler knows nothing of this, it counts tokens:
-`pace` shortens what would cost more.
+`pace` shortens or puts off what would cost more.
 """
 
 import math
@@ -66,44 +66,53 @@ class ChunkPrice:
 
 
 def pace(scheduler: Any, price: ChunkPrice) -> None:
-    """Have a scheduler's steps cost no more than its budget: `schedule` counts tokens, and then chunks are cut."""
+    """Have the steps of a scheduler cost no more than its budget: `schedule` counts tokens, then chunks are cut."""
     schedule = scheduler.schedule
 
-    def paced(*arguments: Any) -> list[Any]:
-        chunks = schedule(*arguments)
-        cut(chunks, price, scheduler.token_budget)
-        return chunks
+    def paced(*arguments: Any, **options: Any) -> list[Any]:
+        chunks = schedule(*arguments, **options)
+        turns = {name: turn for turn, name in enumerate(scheduler.running)}
+
+        def turn(chunk: Any) -> int:
+            return turns[chunk.sequence.request.request_id]
+
+        # Stage 04 returns chunks in the order of slots, the others in that in which they are to run.
+        in_turn = sorted(chunks, key=turn) if hasattr(scheduler, "free_slots") else chunks
+        late = cut(in_turn, price, scheduler.token_budget, turn)
+        return [chunk for chunk in chunks if chunk not in late]
 
     scheduler.schedule = paced
 
 
-def cut(chunks: list[Any], price: ChunkPrice, budget: float) -> None:
-    """Shorten the chunks that cost most until all together are within the budget. Each keeps a token.
+def cut(chunks: list[Any], price: ChunkPrice, budget: int, age: Callable[[Any], int]) -> list[Any]:
+    """Shorten chunks to what the budget buys, in their order, and return those that have to wait for the next step.
 
-    What a decoding request must have is not cut, and prompts and draft tokens have their share beside it.
+    Whoever decodes has its token, draft tokens have at most half of the rest beside prompts, and the oldest prompt
+    advances, whatever passes it. age: the lowest is that of the oldest.
     """
-    several = [chunk for chunk in chunks if len(chunk.token_ids) + room_of(chunk) > 1]
-    if not several:
-        return
-    left = price.left(budget, [chunk.start for chunk in chunks if len(chunk.token_ids) + room_of(chunk) == 1])
-
-    def cost(chunk: Any) -> float:
-        return price(chunk.start, len(chunk.token_ids) + room_of(chunk))
-
-    for number, chunk in enumerate(sorted(several, key=cost)):
-        share = left / (len(several) - number)  # Those that cost less leave the rest to the others.
-        if cost(chunk) > share:
-            tokens = price.most(chunk.start, share)
-            if room_of(chunk):
-                chunk.room = tokens - 1
-            else:
-                chunk.token_ids, chunk.completes = chunk.token_ids[:tokens], False
-        left -= cost(chunk)
-
-
-def room_of(chunk: Any) -> int:
-    """Return how many draft tokens will follow a chunk, from stage 07 on."""
-    return getattr(chunk, "room", 0)
+    prompts = [chunk for chunk in chunks if len(chunk.token_ids) > 1]
+    others = [chunk for chunk in chunks if len(chunk.token_ids) == 1]
+    left = price.left(budget, [chunk.start for chunk in others])
+    for_drafts = left / 2 if prompts else left
+    for chunk in others:
+        if getattr(chunk, "room", 0):  # stages 07 and 08
+            own = price(chunk.start, 1)
+            chunk.room = min(chunk.room, price.most(chunk.start, own + for_drafts) - 1)
+            drafts = price(chunk.start, 1 + chunk.room) - own
+            for_drafts, left = for_drafts - drafts, left - drafts
+    oldest, late = min(prompts, key=age, default=None), []
+    left -= price(oldest.start, 1) if oldest else 0
+    for chunk in prompts:
+        if chunk is oldest:
+            left += price(chunk.start, 1)
+        elif late or left < price(chunk.start, 1):
+            late.append(chunk)
+            continue
+        bought = price.most(chunk.start, left)
+        if bought < len(chunk.token_ids):
+            chunk.token_ids, chunk.completes = chunk.token_ids[:bought], False
+        left -= price(chunk.start, len(chunk.token_ids))
+    return late
 
 
 def check_token_budget(max_running: int, token_budget: int) -> None:

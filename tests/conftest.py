@@ -273,11 +273,14 @@ def engine_class(request) -> Callable[[Loaded], BaseEngine]:
 @pytest.fixture
 def make_engine(engine_class, loaded):
     """Make engines; after the test, assert that each of them holds nothing any more."""
-    made: list[tuple[BaseEngine, int]] = []
+    made = []  # engines, and the bytes of each when it was new
+    # On a GPU an engine by default takes all the memory there is, and some tests have two engines.
+    takes_all = loaded.device.type == "cuda" and "kv_memory" in inspect.signature(engine_class).parameters
+    memory = {"kv_memory": "1G"} if takes_all else {}
 
     def make(context_length: int | None = None) -> BaseEngine:
         config = replace(loaded.config, context_length=context_length or loaded.config.context_length)
-        engine = engine_class(replace(loaded, config=config), **memory_options(engine_class, loaded))
+        engine = engine_class(replace(loaded, config=config), **memory)
         made.append((engine, tensor_bytes(engine)))
         return engine
 
@@ -289,12 +292,6 @@ def make_engine(engine_class, loaded):
         assert stats["unfinished"] == 0 and stats["kv_tokens_used"] == 0, stats
         assert not list(reachable(engine, Request)), "the engine still holds requests that have ended"
         assert tensor_bytes(engine) == bytes_when_new, "the engine still holds tensors of requests that have ended"
-
-
-def memory_options(engine_class: type[BaseEngine], loaded: Loaded) -> dict[str, str]:
-    """On a GPU an engine by default takes all the memory there is, and some tests have two engines."""
-    takes_all = loaded.device.type == "cuda" and "kv_memory" in inspect.signature(engine_class).parameters
-    return {"kv_memory": "1G"} if takes_all else {}
 
 
 @pytest.fixture

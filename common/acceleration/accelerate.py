@@ -62,7 +62,7 @@ def make_engine(
         if on_gpu:
             reserved = adapter_bytes(adapters) + 2 * ASIDE_BYTES * (tiers.host_memory is not None)
             if graphs is not False and "page_size" in parameters:
-                most = options.get("max_running", parameters["max_running"].default)
+                most = options.get("max_running") or parameters["max_running"].default
                 most = max(most, VERIFIED) if "draft" in parameters else most
                 # "auto" may mean the bundled draft model, but that is too small to count.
                 models = 1 if options.get("draft", "auto") in ("auto", "lookup") else 2

@@ -25,7 +25,7 @@ from .run import main
 
 def course_benchmarks() -> list[Benchmark]:
     """Return those of all stages, and the one of all stages under one load."""
-    modules = [f"{folder.name}.benchmark" for folder in stage_folders() if (folder / "benchmark.py").exists()]
+    modules = [f"{folder.name}.benchmark" for folder in stage_folders()]
     return [import_module(module).BENCHMARK for module in [*modules, "common.bench.benchmark"]]
 
 

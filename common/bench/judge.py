@@ -30,7 +30,7 @@ from typing import Any
 from tqdm import tqdm
 
 from common.checkpoints.corpus import SYSTEM_PROMPTS, terms
-from common.errors import InvalidInput, expect_writable
+from common.errors import InvalidInput, counted, expect_writable
 from common.terminal import note, parser_of, run_to_end
 
 from . import summary
@@ -208,7 +208,7 @@ def explanation(side: str, rows: Sequence[Row], args: argparse.Namespace) -> str
     alone, *loaded = rows
     row = next((each for each in loaded if each["met"] < each["requests"]), loaded[-1])
     if not (row["ttft"] and alone["ttft"]):
-        return f"The {side} at {row['rate']}/s: {'; '.join(row['failures'])}."
+        return f"The {side} at {row['rate']}/s: {'; '.join(row['failures'] or alone['failures'])}."
     first, whole = row["ttft"]["mean"], row["e2el"]["mean"]
     prefill = min(alone["ttft"]["mean"], first)
     parts = {"queue": first - prefill, "prefill": prefill, "decode": whole - first}
@@ -216,7 +216,7 @@ def explanation(side: str, rows: Sequence[Row], args: argparse.Namespace) -> str
     said = f"The {side} at {row['rate']}/s: {shares} of a request's {whole:.2f} s. Of {row['requests']} requests "
     said += f"{row['late']} had a late first token, {row['slow']} slow gaps, and {row['failed']} failed. "
     beside = f"{row['beside_prompts']} of them while a long prompt waited"
-    return f"{said}{row['long_gaps']} gaps were above {args.itl_ms} ms, {beside}."
+    return f"{said}{counted(row['long_gaps'], 'gap')} above {args.itl_ms} ms, {beside}."
 
 
 if __name__ == "__main__":

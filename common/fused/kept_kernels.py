@@ -32,7 +32,8 @@ if not CACHE:
 
         CACHE = user_cache_path()
 FOLDER = Path(CACHE) / "llm-serving-course" / "kernels" if CACHE else None
-WITHIN = ("kept_kernels.py", "numba_basics.py", "blocks.py", "codes.py", "tiles.py")  # kernels contain their functions
+# Kernels contain functions and constants of these files.
+WITHIN = ("kept_kernels.py", "numba_basics.py", "blocks.py", "codes.py", "tiles.py", "../attention/int8.py")
 
 # numba numbers the functions of a process from 1, so that two of one name and type are different symbols. If kernels
 # that two processes compiled had the same number, a third process would run one in the place of the other.

@@ -107,7 +107,8 @@ def fleet(router) -> dict[str, Any]:
 
 def can_pause(engine: BaseEngine) -> bool:
     """Return False for a fleet of processes: its workers have loops of their own, which go on without the router."""
-    return not killable(engine)
+    here = socket.gethostname(), os.getpid()
+    return all(one.hello and (one.hello.host, one.hello.process) == here for one in getattr(engine, "handles", []))
 
 
 def killable(engine: BaseEngine) -> dict[int, int]:

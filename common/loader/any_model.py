@@ -227,7 +227,7 @@ def load_library_model(
         return checked_model(whole.requires_grad_(False).eval(), config)
     except Exception as error:  # A model's code may raise anything with another attention.
         reason = error if isinstance(error, InvalidInput) else f"its code does not allow it ({first_sentence(error)})"
-        raise InvalidInput(f"{folder / 'config.json'}: this model cannot run here: {reason}") from error
+        raise InvalidInput(f"{folder}: this model cannot run here: {reason}") from error
 
 
 def library_model(

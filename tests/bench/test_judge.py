@@ -48,7 +48,7 @@ def test_what_clients_saw_of_a_known_schedule():
     alone = judge.row_of(0, LoadResult([record(0, 0.26, 0.36)], 0.4), OBJECTIVES)
     said = judge.explanation("server", [alone, row], OBJECTIVES)
     assert "The server at 4/s: queue 38%, prefill 25%, decode 37% of a request's 1.02 s." in said
-    assert said.endswith("1 gaps were above 500 ms, 1 of them while a long prompt waited.")
+    assert said.endswith("1 gap above 500 ms, 1 of them while a long prompt waited.")
     none = judge.row_of(4, LoadResult([failed], 1.0), OBJECTIVES)
     assert judge.explanation("server", [alone, none], OBJECTIVES) == "The server at 4/s: full."
 

@@ -17,7 +17,6 @@ from common.bench.workloads import page_prompt
 from common.errors import InvalidInput
 from common.loader import CHECKPOINTS, chat_prompt, load_model
 from common.lora import CONFIG, TARGETS, WEIGHTS, random_modules, read_adapter, write_adapter
-from common.reference import Reference
 from common.sampling import SamplingParams
 from common.stages import load_engine, load_stage_module
 from tests.helpers import graph_stand_in
@@ -48,7 +47,7 @@ def folders(loaded, tmp_path_factory):
 @torch.no_grad()
 def merged(loaded, name):
     """Return transformers' model of the same weights, in float32, with scale * B A added to them by hand."""
-    reference = take_weights(Reference(), loaded)
+    reference = take_weights(loaded)
     if name is not None:
         scale = 0.3 if name == "a3" else 0.3 / RANKS[name] ** 0.5
         for module, (lora_a, lora_b) in modules_of(loaded.config, name).items():

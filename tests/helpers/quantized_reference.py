@@ -9,8 +9,9 @@ from common.reference import Reference
 
 
 @torch.no_grad()
-def take_weights(reference: Reference, loaded: Loaded) -> Reference:
-    """Give the reference what the model's quantised weights stand for; the others stay."""
+def take_weights(loaded: Loaded) -> Reference:
+    """Return the reference with what the model's quantised weights stand for."""
+    reference = Reference()
     parameters = dict(reference.model.named_parameters())
     for name, tensor, rows in checkpoint_names(loaded.config):
         module = loaded.model.get_submodule(name.rpartition(".")[0])

@@ -13,7 +13,6 @@ import pytest
 from common.cli import check_address
 from common.errors import InvalidInput
 from common.loader import load_model
-from common.reference import Reference
 from common.request import Request, Timings
 from common.sampling import SamplingParams
 from common.serving.options import url_of
@@ -144,7 +143,7 @@ def test_a_stage_is_found_by_number_name_or_path(tmp_path):
 def test_rounded_numbers_give_the_tokens_of_a_reference_that_rounds_them(prompts, how):
     """In batches of every size: products of few and of many tokens differ."""
     loaded = load_model(device="cpu", dtype="float32", **how)
-    reference = take_weights(Reference(), loaded)
+    reference = take_weights(loaded)
     if loaded.config.kv_int8:
         round_keys_and_values(reference.model)
     expected = [reference.generate(prompt, MAX_TOKENS) for prompt in prompts[:8]]

@@ -134,7 +134,7 @@ def test_priority_decides_who_is_admitted_and_who_gives_way():
 
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("policy", ["priority", "fair"])
-def test_every_stage_asks_the_policy_and_answers_alike(loaded, expect, stage, policy):
+def test_every_stage_follows_the_policy_and_answers_alike(loaded, expect, stage, policy):
     """Greedy tokens do not depend on the order; the one that comes first by policy begins first. Others refuse it."""
     with pytest.raises(InvalidInput, match="is for stages 04 to 08"):
         make_engine(load_engine("02"), loaded, scheduling=Scheduling(policy))

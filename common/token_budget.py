@@ -90,27 +90,29 @@ def cut(chunks: list[Any], price: ChunkPrice, budget: int, age: Callable[[Any], 
     Whoever decodes has its token, draft tokens have at most half of the rest beside prompts, and the oldest prompt
     advances, whatever passes it. age: the lowest is that of the oldest.
     """
-    prompts = [chunk for chunk in chunks if len(chunk.token_ids) > 1]
-    others = [chunk for chunk in chunks if len(chunk.token_ids) == 1]
-    left = price.left(budget, [chunk.start for chunk in others])
+    decodes, prompts = [], []
+    for chunk in chunks:
+        (decodes if chunk.completes and len(chunk.token_ids) == 1 else prompts).append(chunk)
+    left = price.left(budget, [chunk.start for chunk in decodes])
     for_drafts = left / 2 if prompts else left
-    for chunk in others:
+    for chunk in decodes:
         if getattr(chunk, "room", 0):  # stages 07 and 08
             own = price(chunk.start, 1)
             chunk.room = min(chunk.room, price.most(chunk.start, own + for_drafts) - 1)
             drafts = price(chunk.start, 1 + chunk.room) - own
             for_drafts, left = for_drafts - drafts, left - drafts
     oldest, late = min(prompts, key=age, default=None), []
-    left -= price(oldest.start, 1) if oldest else 0
+    kept = price(oldest.start, 1) if oldest else 0  # for the oldest, until it has its turn
+    spent = False
     for chunk in prompts:
         if chunk is oldest:
-            left += price(chunk.start, 1)
-        elif late or left < price(chunk.start, 1):
+            kept = 0
+        elif spent or left - kept < price(chunk.start, 1):
             late.append(chunk)
             continue
-        bought = price.most(chunk.start, left)
+        bought = price.most(chunk.start, left - kept)
         if bought < len(chunk.token_ids):
-            chunk.token_ids, chunk.completes = chunk.token_ids[:bought], False
+            chunk.token_ids, chunk.completes, spent = chunk.token_ids[:bought], False, True
         left -= price(chunk.start, len(chunk.token_ids))
     return late
 

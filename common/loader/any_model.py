@@ -227,7 +227,8 @@ def load_library_model(
         return checked_model(whole.requires_grad_(False).eval(), config)
     except Exception as error:  # A model's code may raise anything with another attention.
         reason = error if isinstance(error, InvalidInput) else f"its code does not allow it ({first_sentence(error)})"
-        raise InvalidInput(f"{folder}: this model cannot run here: {reason}") from error
+        where = folder / "config.json" if folder.is_dir() else folder  # a GGUF file
+        raise InvalidInput(f"{where}: this model cannot run here: {reason}") from error
 
 
 def library_model(

@@ -60,4 +60,3 @@ def test_the_ceiling_and_the_tokens_are_compared_inside_a_repeat():
     assert found["vLLM float32 percent"] == [25.0, 100.0] and found[f"{OURS} float32 percent"] == [50.0, 50.0]
     assert found["vLLM float32 above"] == pytest.approx([30, 0])
     assert found["vLLM float32 alike"] == [2, 0] and found[f"{OURS} float32 alike"] == [3, 3]
-    assert BENCHMARK.derive(sizes, {}) == {}

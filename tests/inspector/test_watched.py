@@ -19,10 +19,10 @@ OPTIONS = {"07": {"num_draft_tokens": 3}, "08": {"kv_memory": "16M", "num_draft_
 PROMPTS = ["The capital of France is", "Count from 1 to 30.", "What is 2+2?"]
 
 
-def watched_engine(stage: str, loaded, **options) -> Watched:
+def watched_engine(stage: str, loaded) -> Watched:
     stage, *around = stage.split("+")
     engine_class = overlapped(load_engine(stage)) if around else load_engine(stage)
-    engine = engine_class(loaded, **OPTIONS.get(stage, {}), **options)
+    engine = engine_class(loaded, **OPTIONS.get(stage, {}))
     engine.hooks.append(watched := Watched(engine))
     watched.open_reader(Tape(""))
     return watched

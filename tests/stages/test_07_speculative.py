@@ -1,5 +1,6 @@
 """What stage 07 promises beyond the contract: whatever the draft, the output is the target's, and drafts pay."""
 
+import itertools
 import random
 import time
 from collections import Counter
@@ -97,10 +98,50 @@ class SpeculationMachine(PagedMachine):
                 chunk.sequence.request.append(token)
 
 
-TestSpeculation = machine_test(SpeculationMachine, 60, 40)
+TestSpeculation = machine_test(SpeculationMachine, 120, 40)
+
+
+@pytest.mark.parametrize("count", [0, 8])
+def test_prompts_and_pages_are_charged_for_drafts_that_exist(count):
+    """Eight prompts beside 32 decodes; nothing occurs twice, so that lookup finds nothing."""
+    scheduler = scheduler_module.Scheduler(40, 256, 2000, 4, speculation_module.Speculation(count))
+    tokens, drafter, steps = itertools.count(), drafter_module.PromptLookup(), 0
+    for kind, number, length in (("decode", 32, 6), ("prompt", 8, 600)):
+        requests = [make_request(f"{kind} {n}", list(itertools.islice(tokens, length)), 200) for n in range(number)]
+        for request in requests:
+            scheduler.add(request)
+        while not all(request.token_ids for request in requests):
+            chunks = scheduler.schedule(drafter)
+            for request in [chunk.sequence.request for chunk in chunks if chunk.completes]:
+                request.append(next(tokens))
+            scheduler.count_computed(chunks)
+            steps += 1
+    assert steps == 1 + 22
+    assert all(len(one.page_table.pages) == -(-one.computed // 4) for one in scheduler.running.values())
 
 
 # ---- How many tokens are drafted ----
+
+
+def costs(per_pass: float, per_token: float, draft: float = 0.0):
+    """Return times of passes of both models, by which draft tokens pay or not, whatever this machine is."""
+    target = PassTimes({1: per_pass + per_token, 1000: per_pass + 1000 * per_token})
+    return Costs(target, PassTimes({1: draft, 1000: draft}))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=4), st.floats(0.01, 1), st.floats(0, 0.5), st.floats(0, 0.5))
+def test_no_equal_number_for_all_is_better(rates, per_pass, per_token, draft):
+    """Tokens a second with the chosen numbers, against none, and for equal requests, nearly, against every number."""
+
+    def tokens_per_second(counts):
+        return sum(rate**i for rate, k in zip(rates, counts, strict=True) for i in range(k + 1)) / price.step(counts)
+
+    price = costs(per_pass, per_token, draft)
+    chosen = tokens_per_second(adaptive_module.best_counts(rates, price))
+    assert chosen >= tokens_per_second([0] * len(rates)) * (1 - 1e-6)
+    others = range(1, 9) if len(set(rates)) == 1 else []
+    little = adaptive_module.MIN_GAIN**2  # Gains this small need not be taken.
+    assert all(chosen * little >= tokens_per_second([k] * len(rates)) * (1 - 1e-6) for k in others)
 
 
 def test_what_was_learned_is_forgotten():
@@ -109,10 +150,10 @@ def test_what_was_learned_is_forgotten():
     def steps(number: int, times: float, counts: list[int]) -> None:
         """Steps that take so many times as long as the costs say."""
         for _ in range(number):
-            adaptive.record_step_time(times * costs.step(counts), counts)
+            adaptive.record_step_time(times * known.step(counts), counts)
 
-    costs = Costs(PassTimes({1: 1.02, 1000: 21.0}), PassTimes({1: 0.05, 1000: 0.05}))
-    adaptive = adaptive_module.AdaptiveSpeculation(costs)
+    known = costs(1.0, 0.02, draft=0.05)
+    adaptive = adaptive_module.AdaptiveSpeculation(known)
     new = [make_request(name, [1]) for name in "ab"]  # in place of sequences
     usual, none = adaptive.counts(new), [0, 0]
     steps(60, 3, usual)

@@ -84,8 +84,8 @@ class Scheduler:
     """First come, first served; at most `max_running` requests and `token_budget` tokens in a step.
 
     No request starves: the budget has a token for each request that decodes and one for a prompt that runs, so in every
-    step these get their tokens, and the oldest prompt advances. Preemption takes pages from the youngest only, so the
-    oldest always advances: alone it fits in, since `add` refuses any request that does not.
+    step these get their tokens, and the oldest prompt advances. Preemption takes pages from the youngest
+    only, so the oldest always advances: alone it fits in, since `add` refuses any request that does not.
     """
 
     def __init__(self, max_running: int, token_budget: int, num_pages: int, page_size: int, speculation: Speculation):

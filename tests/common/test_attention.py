@@ -152,6 +152,21 @@ def test_eight_bits_lose_half_a_scale_at_most(largest):
     expect_rounded(row, quantize(row))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")  # of Triton's interpreter
+@pytest.mark.parametrize(
+    "name",
+    ["torch", pytest.param("numba", marks=needs_numba), pytest.param("triton", marks=[needs_triton, on_cpu])],
+)
+def test_what_is_no_number_does_not_become_one(name):
+    attention, _ = choose_attention(name, CPU, torch.float32, 64)
+    for bad in (float("inf"), float("nan")):
+        k, pages = torch.ones(1, 2, 64), torch.zeros(2, 1, 16, 2, 68, dtype=torch.int8)
+        k[0, 1, 40] = bad
+        attention.write(k, k, *pages, torch.tensor([3]))
+        wrong = dequantize(pages[:, 0, 3], torch.float32).isnan()
+        assert wrong[:, 1].all() and not wrong[:, 0].any()
+
+
 @needs_numba
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], **named)
 @pytest.mark.parametrize("int8", [False, True], ids=["as the model", "int8"])

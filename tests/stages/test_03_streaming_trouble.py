@@ -1,12 +1,13 @@
 """Stage 03 when something is in the way: clients that leave, too many of them, an engine that fails, a shutdown."""
 
+import gc
 import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from tests.helpers.serving_stage_03 import SteppingEngine, graceful_module, serving, wait_until
+from tests.helpers.serving_stage_03 import SteppingEngine, graceful_module, serving, thread_module, wait_until
 
 pytestmark = pytest.mark.usefixtures("apart")
 STORY = "Once upon a time, there was"
@@ -36,6 +37,20 @@ def test_the_answer_of_a_client_that_leaves_is_not_computed(engine, stream):
         wait_until(lambda: not engine.has_unfinished)
         assert engine.trace.steps <= 5, "the engine went on"
         wait_until(lambda: service.thread.stats["kv_tokens_reserved"] == 0)
+
+
+def test_a_client_that_leaves_before_the_engine_has_taken_its_request_is_hardly_served(engine):
+    with serving(engine) as service, ThreadPoolExecutor() as pool:
+        first = pool.submit(service.post, **SHORT)
+        wait_until(lambda: engine.requests)  # its first step waits to be allowed
+        client = service.ask(**LONG)
+        service.wait_for_requests(2)
+        client.close()
+        engine.allow(5)
+        assert first.result().json()["generated_tokens"] == 5
+        engine.allow(5)
+        wait_until(lambda: not engine.has_unfinished)
+        assert engine.trace.steps <= 7
 
 
 def test_a_client_that_leaves_makes_room(engine, apart):
@@ -73,6 +88,26 @@ def test_when_the_engine_fails_every_client_gets_an_error(engine):
         later = [service.post(**SHORT), httpx.get(f"{service.url}/health")]
         for refused in (answer.result(), waiting.result(), *later):
             assert refused.status_code == 503 and "out of memory, say" in refused.json()["error"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_engine_that_fails_while_a_prompt_is_tokenized(engine, monkeypatch, caplog):
+    """The request is refused, and asyncio logs no error that nothing has read."""
+
+    def prompt_tokens(*_):
+        engine.failure = MemoryError()
+        engine.allow()
+        wait_until(lambda: service.thread.error)
+        return [1]
+
+    with serving(engine) as service, ThreadPoolExecutor() as pool:
+        first = pool.submit(service.post, **LONG)
+        wait_until(engine.waits)
+        monkeypatch.setattr(thread_module, "prompt_tokens", prompt_tokens)
+        for answer in (service.post(**SHORT), first.result()):
+            assert answer.status_code == 503 and "out of memory" in answer.json()["error"]
+    gc.collect()
+    assert "never retrieved" not in caplog.text
 
 
 # ---- Shutdown ----
